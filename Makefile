@@ -1,0 +1,34 @@
+# `make run` shows what the package does; `make test` checks that it does it. Both set up .venv first.
+PY := .venv/bin/python
+
+.PHONY: setup run test lint test-slow test-timing bench clean
+
+setup:
+	./scripts/setup.sh cli
+
+run: setup
+	$(PY) -m skyformer.cli.main bench attention --output results/run
+
+test: lint
+	$(PY) -m pytest
+
+lint:
+	./scripts/setup.sh dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test-slow:
+	./scripts/setup.sh dev
+	$(PY) -m pytest -m slow
+
+test-timing:
+	./scripts/setup.sh dev
+	$(PY) -m pytest -m timing
+
+bench:
+	./scripts/setup.sh cli,peers
+	$(PY) benchmarks/bars.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,59 @@
+"""What bad input gets: every error and warning of the package, each saying what was expected and what came."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SkyformerError(Exception):
+    """Root of every error raised on purpose; the command line prints these without a traceback."""
+
+
+class InputError(SkyformerError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """A tensor has the wrong rank, or its sizes do not fit its partners'."""
+
+
+class MaskError(InputError):
+    """A mask has the wrong shape or dtype."""
+
+
+class UnknownNameError(InputError):
+    """A name was looked up and is not known."""
+
+    def __init__(self, what: str, name: object, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(str(name), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        super().__init__(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
+
+
+class UnsupportedError(SkyformerError, NotImplementedError):
+    """The mechanism cannot do what was asked; the message says which one can."""
+
+
+class SolveError(SkyformerError, ArithmeticError):
+    """A linear system could not be solved, even with more regularisation."""
+
+
+class DataError(SkyformerError):
+    """A file or a data set is missing, damaged or not what it claims to be."""
+
+
+class MissingExtraError(SkyformerError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package!r} is not installed: pip install 'skyformer[{extra}]'")
+
+
+class SkyformerWarning(UserWarning):
+    """Root of every warning raised on purpose."""
+
+
+class JitterWarning(SkyformerWarning):
+    """A factorisation succeeded only after its diagonal was raised."""
