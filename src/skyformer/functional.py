@@ -25,6 +25,7 @@ from skyformer.landmarks import (
     Sampler,
     check_rows,
     get_sampler,
+    landmark_rows,
     take_rows,
 )
 from skyformer.precision import at_least_float32, without_autocast
@@ -200,11 +201,12 @@ def _nystrom(
     memory_budget: int,
 ) -> Tensor:
     """Equations (4) to (6): (I, 0) C-bar S (S^T C-bar S + gamma I)^-1 S^T C-bar (0, I)^T V, with S^T [Q; K] = W."""
-    query, key, kernel, scale = candidates.query, candidates.key, candidates.kernel, candidates.scale
-    chosen, whole = _choose(landmarks, candidates, num_landmarks, generator)
+    kernel, scale, key_mask = candidates.kernel, candidates.scale, candidates.key_mask
+    whole = _Whole.among(candidates, num_landmarks, landmarks)
+    query, key, chosen = _choose(landmarks, candidates, num_landmarks, whole, generator)
     W, active = chosen.points, chosen.active
     right = kernel_product(
-        W, key, value, kernel=kernel, scale=scale, key_mask=candidates.key_mask, memory_budget=memory_budget
+        W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget
     )
     gram = _gram(W, kernel, scale)
     if active is not None:
@@ -226,33 +228,25 @@ def _choose(
     landmarks: str | Sampler | CustomSampler | Tensor,
     candidates: Candidates,
     num_landmarks: int,
+    whole: _Whole | None,
     generator: torch.Generator | None,
-) -> tuple[Landmarks, _Whole | None]:
-    """The landmarks, and which examples they cover whole."""
+) -> tuple[Tensor, Tensor, Landmarks]:
+    """Q and K to go on with (see `landmark_rows`), and the landmarks."""
     query, key = candidates.query, candidates.key
-    sizes = (*query.shape[:2], query.shape[2] + key.shape[2])
-    if isinstance(landmarks, Tensor):
-        return Landmarks.at_rows(check_rows(landmarks, *sizes), query, key), None
-    sampler = get_sampler(landmarks)
-    drawn = sampler(candidates, num_landmarks, generator)
-    if not isinstance(sampler, Sampler):
-        rows_or_points = drawn if isinstance(drawn, Landmarks) else check_rows(drawn, *sizes)
-        return _as_landmarks(rows_or_points, candidates), None
-    whole = _Whole.among(candidates, num_landmarks)
-    if whole is not None:
-        return whole.instead_of(drawn, candidates), whole
-    chosen = _as_landmarks(drawn, candidates)
-    if not isinstance(drawn, Landmarks):
-        # With more valid rows than slots, a sampler of ours fills every slot.
-        chosen = Landmarks(chosen.points)
-    return chosen, None
-
-
-def _as_landmarks(drawn: Tensor | Landmarks, candidates: Candidates) -> Landmarks:
+    sampler = landmarks if isinstance(landmarks, Tensor) else get_sampler(landmarks)
+    drawn = sampler if isinstance(sampler, Tensor) else sampler(candidates, num_landmarks, generator)
     if isinstance(drawn, Landmarks):
-        return drawn
+        return query, key, drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries)
+    if not isinstance(sampler, Sampler):
+        rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
+        query, key, points = landmark_rows(query, key, rows)
+        return query, key, Landmarks(points, rows >= 0)
     rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
-    return Landmarks.at_rows(rows, candidates.query, candidates.key)
+    if whole is not None:
+        rows = whole.instead_of_rows(rows)
+    query, key, points = landmark_rows(query, key, rows)
+    # With more valid rows than slots a sampler of ours fills every slot.
+    return query, key, Landmarks(points, None if whole is None else rows >= 0)
 
 
 @dataclass(frozen=True)
@@ -265,8 +259,12 @@ class _Whole:
     key_rows: Tensor
 
     @staticmethod
-    def among(candidates: Candidates, num_landmarks: int) -> _Whole | None:
-        """None when no example is that short."""
+    def among(
+        candidates: Candidates, num_landmarks: int, landmarks: str | Sampler | CustomSampler | Tensor
+    ) -> _Whole | None:
+        """None when no example is that short, or when the caller chooses the landmarks himself."""
+        if isinstance(landmarks, Tensor) or not isinstance(get_sampler(landmarks), Sampler):
+            return None
         unmasked = candidates.query_mask is None and candidates.key_mask is None
         if unmasked and candidates.num_queries + candidates.key.shape[2] > num_landmarks:
             return None
@@ -278,20 +276,21 @@ class _Whole:
         key_rows = torch.where(slot < keys, candidates.key_row(slot), -1)
         return _Whole(examples[:, None], key_rows[:, None])
 
-    def instead_of(self, drawn: Tensor | Landmarks, candidates: Candidates) -> Landmarks:
-        """The drawn landmarks, but all keys for the short examples."""
-        chosen = _as_landmarks(drawn, candidates)
-        slots = self.key_rows.shape[-1] - chosen.points.shape[2]
-        points = F.pad(chosen.points, (0, 0, 0, slots))
-        active = F.pad(chosen.all_active(), (0, slots))
-        keys = Landmarks.at_rows(self.key_rows, candidates.query, candidates.key)
+    def instead_of_rows(self, rows: Tensor) -> Tensor:
+        """The drawn rows (B, 1 or H, k), but all keys for the short examples: (B, 1 or H, d)."""
+        filled = F.pad(rows, (0, self.key_rows.shape[-1] - rows.shape[-1]), value=-1)
+        return torch.where(self.examples, self.key_rows, filled)
+
+    def instead_of_points(self, drawn: Landmarks, key: Tensor, num_queries: int) -> Landmarks:
+        """The same for landmarks that are points."""
+        keys = self.values(key, num_queries)
         return Landmarks(
-            torch.where(self.examples.unsqueeze(-1), keys.points, points),
-            torch.where(self.examples, keys.all_active(), active),
+            torch.where(self.examples.unsqueeze(-1), keys, drawn.points),
+            torch.where(self.examples, self.key_rows >= 0, drawn.all_active()),
         )
 
     def values(self, value: Tensor, num_queries: int) -> Tensor:
-        """The rows of value (B, H, S, Pv) at the landmarks, zero in empty slots."""
+        """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""
         taken = take_rows(value, (self.key_rows - num_queries).clamp(0, max(value.shape[2] - 1, 0)))
         return taken.masked_fill((self.key_rows < 0).unsqueeze(-1), 0)
 

@@ -11,10 +11,11 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, ShapeError, UnknownNameError
@@ -69,14 +70,6 @@ class Landmarks:
             return self.active
         batch, _, count, _ = self.points.shape
         return torch.ones(batch, 1, count, dtype=torch.bool, device=self.points.device)
-
-    @staticmethod
-    def at_rows(rows: Tensor, query: Tensor, key: Tensor) -> Landmarks:
-        """The rows (B, 1 or H, d) of [Q; K], without building [Q; K]."""
-        from_query = take_rows(query, rows.clamp(0, max(query.shape[2] - 1, 0)))
-        from_key = take_rows(key, (rows - query.shape[2]).clamp(0, max(key.shape[2] - 1, 0)))
-        points = torch.where((rows < query.shape[2]).unsqueeze(-1), from_query, from_key)
-        return Landmarks(points, rows >= 0)
 
 
 class Sampler(abc.ABC):
@@ -268,6 +261,53 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
         return x.new_zeros(*x.shape[:2], rows.shape[-1], x.shape[-1])
     index = rows.unsqueeze(-1).expand(-1, x.shape[1], -1, x.shape[-1])
     return x.gather(2, index)
+
+
+def landmark_rows(query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and the rows (B, 1 or H, d) of [Q; K], without building [Q; K].
+
+    The Q and K that come back are the ones to go on with, each in one `kernel_product`: their gradients then take up
+    the landmarks' in place, where plain indexing would allocate, clear and add two more tensors of their size.
+    """
+    taken: tuple[Tensor, Tensor, Tensor] = _LandmarkRows.apply(query, key, rows)
+    return taken
+
+
+class _LandmarkRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(rows)
+        ctx.num_queries = query.shape[2]
+        of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
+        points = torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
+        return query.view_as(query), key.view_as(key), points
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dquery: Tensor, dkey: Tensor, dpoints: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,) = ctx.saved_tensors
+        of_query, of_key = _split_rows(rows, dquery.shape[2], dkey.shape[2])
+        is_query = (rows < ctx.num_queries)[..., None]
+        return (
+            _add_rows(dquery, of_query, dpoints.masked_fill(~is_query, 0)),
+            _add_rows(dkey, of_key, dpoints.masked_fill(is_query, 0)),
+            None,
+        )
+
+
+def _split_rows(rows: Tensor, num_queries: int, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Row numbers of Q and of K, in range where they belong to the other."""
+    return rows.clamp(0, max(num_queries - 1, 0)), (rows - num_queries).clamp(0, max(num_keys - 1, 0))
+
+
+def _add_rows(grad: Tensor, rows: Tensor, addend: Tensor) -> Tensor:
+    if grad.shape[2] == 0:
+        return grad
+    index = rows.unsqueeze(-1).expand(-1, grad.shape[1], -1, grad.shape[-1])
+    if torch.compiler.is_compiling():
+        return grad.scatter_add(2, index, addend)
+    # In place: the gradient comes fresh from kernel_product, and nobody else holds it.
+    return grad.scatter_add_(2, index, addend)
 
 
 def query_share(queries: Tensor, keys: Tensor, num_landmarks: int) -> Tensor:

@@ -137,7 +137,7 @@ class _KernelProduct(torch.autograd.Function):
         kept = []
         for block in grid.blocks():
             c = grid.values(block)
-            out[:, block.i].baddbmm_(c, v[:, block.j])
+            out[:, block.i] += torch.bmm(c, v[:, block.j])
             if keep:
                 kept.append(c)
         ctx.plan = plan
@@ -158,10 +158,10 @@ class _KernelProduct(torch.autograd.Function):
         for block in grid.blocks():
             x_i, y_j, v_j, do_i = x[:, block.i], y[:, block.j], v[:, block.j], grad_out[:, block.i]
             c, slope = (kept[block.number],) * 2 if kept else grid.values_and_slopes(block)
-            dv[:, block.j].baddbmm_(c.mT, do_i)
+            dv[:, block.j] += torch.bmm(c.mT, do_i)
             g = torch.bmm(do_i, v_j.mT).mul_(slope)
-            dx[:, block.i].baddbmm_(g, y_j, alpha=plan.scale)
-            dy[:, block.j].baddbmm_(g.mT, x_i, alpha=plan.scale)
+            dx[:, block.i].add_(torch.bmm(g, y_j), alpha=plan.scale)
+            dy[:, block.j].add_(torch.bmm(g.mT, x_i), alpha=plan.scale)
             if sum_slopes:
                 row_sums[:, block.i] += g.sum(-1, keepdim=True)
                 column_sums[:, :, block.j] += g.sum(-2, keepdim=True)
