@@ -191,7 +191,9 @@ def skyformer_attention(
     )
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
-        both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
+        both = _nystrom(
+            candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget
+        )
         return _normalise(both).to(query.dtype)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
@@ -223,7 +225,9 @@ def _nystrom(
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
     middle = regularized_solve(gram, right, gamma, solver)
     if whole is not None:
-        middle = torch.where(whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle)
+        middle = torch.where(
+            whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle
+        )
     return kernel_product(query, W, middle, kernel=kernel, scale=scale, memory_budget=memory_budget)
 
 
@@ -245,7 +249,11 @@ def _choose(
     sampler = landmarks if isinstance(landmarks, Tensor) else get_sampler(landmarks)
     drawn = sampler if isinstance(sampler, Tensor) else sampler(candidates, num_landmarks, generator)
     if isinstance(drawn, Landmarks):
-        return query, key, drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries)
+        return (
+            query,
+            key,
+            drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries),
+        )
     if not isinstance(sampler, Sampler):
         rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
         query, key, points = landmark_rows(query, key, rows)
