@@ -1,4 +1,4 @@
-"""Checks on arguments, shared by every public function: each failure names the argument, what was expected and what came."""
+"""Checks on arguments: each failure names the argument, what was expected and what came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The d x d solve between Skyformer's two products: u = (M + gamma I)^-1 r, by Cholesky or by the paper's Schulz iteration.
+"""The solve between Skyformer's two products, u = (M + gamma I)^-1 r: by Cholesky or the paper's Schulz iteration.
 
 Both are differentiated implicitly, never through their steps: with u = A^-1 r and A symmetric,
 
@@ -41,7 +41,7 @@ class Solver(abc.ABC):
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
     """A = L L^T. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its mean), then
-    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` when none does."""
+    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if none does."""
 
     name = "cholesky"
     jitter: float = 1e-6
@@ -130,9 +130,7 @@ def schulz_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
     inverse = identity.expand_as(matrix)
     for _ in range(num_iterations):
         product = matrix @ inverse
-        inverse = (
-            inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
-        )
+        inverse = inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
     return (inverse + inverse.mT) / 2
 
 
@@ -154,9 +152,7 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         added = jitter * 10**attempt
         # Only the matrices that failed are changed, so that no example depends on its batch.
         raised = torch.where(failed[..., None] > 0, added * mean_diagonal, torch.zeros_like(mean_diagonal))
-        factor, still_failed = torch.linalg.cholesky_ex(
-            matrix + torch.diag_embed(raised.expand(matrix.shape[:-1]))
-        )
+        factor, still_failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(raised.expand(matrix.shape[:-1])))
         if not bool(still_failed.any()):
             warnings.warn(
                 f"{int((failed > 0).sum())} of {failed.numel()} matrices were not positive definite and got "
