@@ -145,11 +145,9 @@ class ProbeSampler(Sampler):
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
         slot = torch.arange(num_landmarks, device=candidates.device).expand(*query.shape[:2], -1)
-        return torch.where(
-            slot < share,
-            best_queries.gather(-1, slot.clamp(max=best_queries.shape[-1] - 1)),
-            best_keys.gather(-1, (slot - share).clamp(0, best_keys.shape[-1] - 1)) + candidates.num_queries,
-        )
+        query_rows = _pad_slots(best_queries, num_landmarks)
+        key_rows = _pad_slots(best_keys + candidates.num_queries, num_landmarks)
+        return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
 
     def _weight(
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
@@ -339,18 +337,19 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
 
     With fewer valid rows than segments, each row is a segment and the slots left over are empty.
     """
-    batch, _, length, _ = x.shape
-    if mask is None and length % max(num_segments, 1) == 0 and length >= num_segments > 0:
+    batch, heads, length, features = x.shape
+    if num_segments == 0 or length == 0:
+        empty = torch.zeros(batch, 1, num_segments, dtype=torch.bool, device=x.device)
+        return Landmarks(x.new_zeros(batch, heads, num_segments, features), empty)
+    if mask is None and length % num_segments == 0:
         return Landmarks(x.unflatten(2, (num_segments, -1)).mean(3))
     count = _count(mask, x)
     used = count.clamp(max=num_segments)
     rank = _ranks(mask, batch, length, x.device)
-    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(
-        0, max(num_segments - 1, 0)
-    )
+    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, num_segments - 1)
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
-    sums = x.new_zeros(*x.shape[:2], num_segments, x.shape[-1]).scatter_add(
+    sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(
         2, index, x * member[:, None, :, None]
     )
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)

@@ -226,7 +226,7 @@ class _Grid:
 
 def block_shape(count: int, rows: int, columns: int) -> tuple[int, int]:
     """Sizes of a block of the (rows, columns) matrix: the shorter side stays whole while it is short."""
-    short = min(rows, columns, SHORT_SIDE)
+    short = max(1, min(rows, columns, SHORT_SIDE))
     long = max(64, BLOCK_ELEMENTS // max(1, count * short))
     return (short, long) if rows <= columns else (long, short)
 
