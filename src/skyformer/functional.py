@@ -110,13 +110,14 @@ def softmax_attention(
     """
     check_query_key_value(query, key, value)
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+    check_probability("dropout_p", dropout_p)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=None if key_mask is None else _additive_mask(query, key_mask, is_causal),
         is_causal=is_causal and key_mask is None,
-        scale=scale,
+        scale=_default_scale(query, scale),
         dropout_p=dropout_p,
     )
 

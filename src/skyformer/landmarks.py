@@ -243,7 +243,7 @@ def get_sampler(sampler: str | Sampler | CustomSampler) -> Sampler | CustomSampl
     """A sampler by name with its default settings, or the callable itself."""
     if callable(sampler):
         return sampler
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise UnknownNameError("landmark sampler", sampler, SAMPLERS)
     return SAMPLERS[sampler]
 

@@ -86,7 +86,7 @@ def get_solver(solver: str | Solver) -> Solver:
     """A solver by name with its default settings, or the object itself."""
     if isinstance(solver, Solver):
         return solver
-    if solver not in SOLVERS:
+    if not isinstance(solver, str) or solver not in SOLVERS:
         raise UnknownNameError("solver", solver, SOLVERS)
     return SOLVERS[solver]
 
