@@ -17,6 +17,7 @@ from skyformer.checks import (
     check_probability,
     check_query_key_value,
 )
+from skyformer.errors import UnsupportedError
 from skyformer.fused import fused_gaussian_attention, fused_gaussian_available
 from skyformer.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms
 from skyformer.landmarks import (
@@ -141,6 +142,7 @@ def skyformer_attention(
     landmarks: str | Sampler | CustomSampler | Tensor = "stratified",
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
+    is_causal: bool = False,
     gamma: float = GAMMA,
     solver: str | Solver = "cholesky",
     scale: float | None = None,
@@ -160,6 +162,7 @@ def skyformer_attention(
             callable of its signature, or row numbers (B, d) or (B, H, d), which override `num_landmarks`.
         key_mask: bool (B, S), True = attend.
         query_mask: bool (B, L), True where a landmark may be drawn; `key_mask` by default when L == S.
+        is_causal: refused, for every output passes through landmarks from the whole sequence.
         gamma: regularisation of the d x d matrix, above 0.
         solver: "cholesky", "schulz" or a `Solver`.
         scale: kappa acts on sqrt(scale) times its inputs; P ** -0.5 by default.
@@ -171,6 +174,11 @@ def skyformer_attention(
         (B, H, L, Pv).
     """
     check_query_key_value(query, key, value)
+    if is_causal:
+        raise UnsupportedError(
+            "is_causal must be False for skyformer_attention, whose every output passes through landmarks from the whole "
+            "sequence; got True. The exact kernelized_attention is causal"
+        )
     check_at_least("num_landmarks", num_landmarks, 1)
     check_positive("gamma", gamma)
     if query_mask is None and query.shape[2] == key.shape[2]:
