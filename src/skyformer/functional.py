@@ -25,8 +25,10 @@ from skyformer.landmarks import (
     CustomSampler,
     Landmarks,
     Sampler,
+    check_points_and_slots,
     check_rows,
     get_sampler,
+    is_ours,
     landmark_rows,
     take_rows,
 )
@@ -258,12 +260,12 @@ def _choose(
     sampler = landmarks if isinstance(landmarks, Tensor) else get_sampler(landmarks)
     drawn = sampler if isinstance(sampler, Tensor) else sampler(candidates, num_landmarks, generator)
     if isinstance(drawn, Landmarks):
-        return (
-            query,
-            key,
-            drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries),
-        )
-    if not isinstance(sampler, Sampler):
+        if not is_ours(sampler):
+            drawn = check_points_and_slots(drawn, candidates)
+        if whole is not None:
+            drawn = whole.instead_of_points(drawn, key, candidates.num_queries)
+        return query, key, drawn
+    if not is_ours(sampler):
         rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
         query, key, points = landmark_rows(query, key, rows)
         return query, key, Landmarks(points, rows >= 0)
@@ -289,7 +291,7 @@ class _Whole:
         candidates: Candidates, num_landmarks: int, landmarks: str | Sampler | CustomSampler | Tensor
     ) -> _Whole | None:
         """None when no example is that short, or when the caller chooses the landmarks himself."""
-        if isinstance(landmarks, Tensor) or not isinstance(get_sampler(landmarks), Sampler):
+        if isinstance(landmarks, Tensor) or not is_ours(get_sampler(landmarks)):
             return None
         unmasked = candidates.query_mask is None and candidates.key_mask is None
         if unmasked and candidates.num_queries + candidates.key.shape[2] > num_landmarks:

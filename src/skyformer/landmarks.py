@@ -236,6 +236,8 @@ SAMPLERS: dict[str, Sampler] = {
     )
 }
 
+_OURS = tuple(type(sampler) for sampler in SAMPLERS.values())
+
 CustomSampler = Callable[[Candidates, int, torch.Generator | None], Tensor | Landmarks]
 
 
@@ -248,8 +250,40 @@ def get_sampler(sampler: str | Sampler | CustomSampler) -> Sampler | CustomSampl
     return SAMPLERS[sampler]
 
 
+def is_ours(sampler: object) -> bool:
+    """Whether the rows it returns need no check, and fill every slot wherever there are enough valid ones."""
+    return type(sampler) in _OURS
+
+
+def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmarks:
+    """Landmarks that a callable made itself, or an error that says what is wrong with them."""
+    batch, heads, _, features = candidates.query.shape
+    points, active = drawn.points, drawn.active
+    fits = points.dim() == 4 and (*points.shape[:2], points.shape[3]) == (batch, heads, features)
+    if not fits or points.shape[2] == 0:
+        raise ShapeError(
+            f"points of the landmarks must have shape ({batch}, {heads}, d, {features}) with d >= 1; "
+            f"got {tuple(points.shape)}"
+        )
+    if points.dtype != candidates.query.dtype:
+        raise InputError(f"points of the landmarks must be {candidates.query.dtype}; got {points.dtype}")
+    slots = points.shape[2]
+    if active is not None and (
+        active.dtype != torch.bool or active.shape not in ((batch, 1, slots), (batch, heads, slots))
+    ):
+        raise ShapeError(
+            f"active of the landmarks must be bool of shape ({batch}, 1 or {heads}, {slots}); "
+            f"got {active.dtype} of shape {tuple(active.shape)}"
+        )
+    return drawn
+
+
 def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
     """Row numbers as (B, 1 or H, d), or an error that says what is wrong with them."""
+    if not isinstance(rows, Tensor):
+        raise InputError(
+            f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}"
+        )
     if rows.dtype != torch.int64:
         raise InputError(f"landmarks must be row numbers of dtype int64; got {rows.dtype}")
     if rows.dim() == 2 and rows.shape[0] == batch:
@@ -258,7 +292,7 @@ def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
         raise ShapeError(
             f"landmarks must have shape ({batch}, d) or ({batch}, {heads}, d) with d >= 1; got {tuple(rows.shape)}"
         )
-    if not rows.is_meta and not torch.compiler.is_compiling():
+    if not rows.is_meta and not torch.compiler.is_compiling() and rows.numel() > 0:
         low, high = (int(bound) for bound in rows.aminmax())
         if low < -1 or high >= num_rows:
             raise InputError(
