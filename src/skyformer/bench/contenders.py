@@ -1,4 +1,4 @@
-"""What is measured: the attentions of this package, the functions they replace, and the packages users would pick instead.
+"""What is measured: the attentions of this package, what they replace, and the packages users would pick instead.
 
 A contender turns a `Setting` into a `Job`: a closure that runs the forward pass, the tensors that get gradients, and
 a gradient for the output. Function contenders start from q, k, v (B, H, n, P); layer contenders, which bring
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +120,7 @@ def _registered(name: str, setting: Setting) -> nn.Module:
     return module.to(DTYPES[setting.dtype])
 
 
-def _feature_options(name: str, setting: Setting) -> dict[str, int]:
+def _feature_options(name: str, setting: Setting) -> dict[str, Any]:
     known = attention_options(name)
     return {option: setting.landmarks for option in ("num_landmarks", "num_features") if option in known}
 

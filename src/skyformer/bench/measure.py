@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -94,9 +95,17 @@ def measure_fresh(name: str, setting: Setting, threads: int) -> Fresh:
 def step_memory(job: Job) -> tuple[float, int]:
     """Seconds of one step, and the most bytes this process held during it beyond what it held before."""
     gc.collect()
+    _return_free_memory()
     before = _reset_peak()
     _, seconds = run_step(job)
     return seconds, max(0, _peak_bytes() - before)
+
+
+def _return_free_memory() -> None:
+    """Gives freed memory back to the system, so that a later step cannot hide in it; glibc only."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _reset_peak() -> int:
@@ -126,7 +135,7 @@ def _status_bytes(field: str) -> int:
 
 @torch.no_grad()
 def approximation_error(contender: Contender, setting: Setting) -> float | None:
-    """|approximation - exact| / |exact| (Frobenius) on evenly spaced query rows; None where there is nothing to be near.
+    """|approximation - exact| / |exact| (Frobenius) on evenly spaced query rows; None for whole layers.
 
     Kernelized Attention is the measure of itself and of Skyformer, softmax attention of all others.
     """

@@ -16,12 +16,13 @@ def as_table(result: BenchResult) -> Table:
     table = Table(
         title=f"forward and backward: batch {setting.batch}, {setting.heads} heads of {setting.head_dim}, "
         f"{setting.landmarks} features, {setting.dtype}, {machine['threads']} threads, {machine['processor']}",
-        caption=f"error: against exact attention of its kind, inputs '{setting.data}'. memory: added to the inputs by "
-        "one step, in a fresh process. ratios: to F.scaled_dot_product_attention (sdpa).",
+        caption=f"step: forward and backward. MB: added to the inputs by one step, in a fresh process. speed-up and MB "
+        "ratio: to F.scaled_dot_product_attention (sdpa). error: against exact attention of its kind, inputs "
+        f"'{setting.data}'.",
     )
     for title in ("tokens", "attention"):
-        table.add_column(title, justify="right" if title == "tokens" else "left")
-    for title in ("forward ms", "step ms", "faster than sdpa", "memory MB", "of sdpa's", "error"):
+        table.add_column(title, justify="right" if title == "tokens" else "left", no_wrap=True)
+    for title in ("fwd ms", "step ms", "speed-up", "MB", "MB ratio", "error"):
         table.add_column(title, justify="right")
     length = 0
     for row in result.rows:
