@@ -81,8 +81,8 @@ def kernelized_attention(
             query, key, value, key_mask=key_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p
         )
     if isinstance(kernel, GaussianKernel) and dropout_p == 0 and fused_gaussian_available(query, value):
-        full = (at_least_float32(t) for t in (query, key, value))
-        return fused_gaussian_attention(*full, key_mask, is_causal, scale).to(query.dtype)
+        q, k, v = (at_least_float32(t) for t in (query, key, value))
+        return fused_gaussian_attention(q, k, v, key_mask, is_causal, scale).to(query.dtype)
     return kernel_product(
         query,
         key,
@@ -178,8 +178,8 @@ def skyformer_attention(
     check_query_key_value(query, key, value)
     if is_causal:
         raise UnsupportedError(
-            "is_causal must be False for skyformer_attention, whose every output passes through landmarks from the whole "
-            "sequence; got True. The exact kernelized_attention is causal"
+            "is_causal must be False for skyformer_attention, whose every output passes through landmarks from the "
+            "whole sequence; got True. The exact kernelized_attention is causal"
         )
     check_at_least("num_landmarks", num_landmarks, 1)
     check_positive("gamma", gamma)
@@ -202,9 +202,7 @@ def skyformer_attention(
     )
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
-        both = _nystrom(
-            candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget
-        )
+        both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
         return _normalise(both).to(query.dtype)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
@@ -227,18 +225,14 @@ def _nystrom(
     whole = _Whole.among(candidates, num_landmarks, landmarks)
     query, key, chosen = _choose(landmarks, candidates, num_landmarks, whole, generator)
     W, active = chosen.points, chosen.active
-    right = kernel_product(
-        W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget
-    )
+    right = kernel_product(W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget)
     gram = _gram(W, kernel, scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
     middle = regularized_solve(gram, right, gamma, solver)
     if whole is not None:
-        middle = torch.where(
-            whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle
-        )
+        middle = torch.where(whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle)
     return kernel_product(query, W, middle, kernel=kernel, scale=scale, memory_budget=memory_budget)
 
 
@@ -266,7 +260,7 @@ def _choose(
             drawn = whole.instead_of_points(drawn, key, candidates.num_queries)
         return query, key, drawn
     if not is_ours(sampler):
-        rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
+        rows = check_rows(drawn, query.shape[0], query.shape[1], query.shape[2] + key.shape[2])
         query, key, points = landmark_rows(query, key, rows)
         return query, key, Landmarks(points, rows >= 0)
     rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)

@@ -23,11 +23,7 @@ from skyformer.products import lean_half_norms, subtract_dots
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:
     """Whether the fused kernel takes these: on the CPU (or to trace shapes), one head dim, nothing empty."""
-    return (
-        query.device.type == "cpu"
-        and query.shape[-1] == value.shape[-1]
-        and min(query.numel(), value.numel()) > 0
-    )
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and min(query.numel(), value.numel()) > 0
 
 
 def fused_gaussian_attention(

@@ -90,9 +90,7 @@ class UniformSampler(Sampler):
 
     name = "uniform"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries = candidates.valid_queries()
         total = queries + candidates.valid_keys()
@@ -109,9 +107,7 @@ class StratifiedSampler(Sampler):
 
     name = "stratified"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
         share = query_share(queries, keys, num_landmarks)
@@ -134,9 +130,7 @@ class ProbeSampler(Sampler):
         check_at_least("num_probes", self.num_probes, 1)
 
     @torch.no_grad()
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         query, key = candidates.query, candidates.key
         query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
@@ -177,9 +171,7 @@ class LeverageSampler(Sampler):
         check_at_least("exact_limit", self.exact_limit, 1)
 
     @torch.no_grad()
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         points = torch.cat([candidates.query, candidates.key], 2)
         valid = _joint_mask(candidates)
@@ -191,9 +183,7 @@ class LeverageSampler(Sampler):
         if not short.is_meta and not bool(short.any()):
             return rows
         # How an example is treated depends on its own length, not on the batch's.
-        leading = _nth_valid(
-            valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1)
-        )
+        leading = _nth_valid(valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1))
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
@@ -214,9 +204,7 @@ class SegmentMeansSampler(Sampler):
 
     name = "segment_means"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Landmarks:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Landmarks:
         of_queries = segment_means(candidates.query, candidates.query_mask, num_landmarks // 2)
         of_keys = segment_means(candidates.key, candidates.key_mask, num_landmarks - num_landmarks // 2)
         return Landmarks(
@@ -281,9 +269,7 @@ def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmark
 def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
     """Row numbers as (B, 1 or H, d), or an error that says what is wrong with them."""
     if not isinstance(rows, Tensor):
-        raise InputError(
-            f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}"
-        )
+        raise InputError(f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}")
     if rows.dtype != torch.int64:
         raise InputError(f"landmarks must be row numbers of dtype int64; got {rows.dtype}")
     if rows.dim() == 2 and rows.shape[0] == batch:
@@ -326,9 +312,7 @@ class _LandmarkRows(torch.autograd.Function):
         ctx.save_for_backward(rows)
         ctx.num_queries = query.shape[2]
         of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
-        points = torch.where(
-            (rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key)
-        )
+        points = torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
         return query.view_as(query), key.view_as(key), points
 
     @staticmethod
@@ -383,9 +367,7 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
     segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, num_segments - 1)
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
-    sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(
-        2, index, x * member[:, None, :, None]
-    )
+    sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(2, index, x * member[:, None, :, None])
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
     return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
 
@@ -430,9 +412,7 @@ def _recursive_leverage_rows(
         weights = scores.masked_fill(~inside[:, None], 0).gather(-1, picked)
         total = scores.masked_fill(~inside[:, None], 0).sum(-1, keepdim=True)
         untouched = (size <= num_landmarks)[:, None]
-        inclusion = torch.where(
-            untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1)
-        )
+        inclusion = torch.where(untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1))
         chosen = subset[:, None].expand(-1, heads, -1).gather(-1, picked)
     return chosen
 
@@ -453,11 +433,7 @@ def _nystrom_leverage(
     gram = kernel.matrix(landmarks, landmarks, scale)
     root = inclusion.rsqrt().unsqueeze(-1)
     eigenvalues = torch.linalg.eigvalsh((gram * root * root.mT).double()).clamp(min=0)
-    lam = (
-        _tail_ridge(eigenvalues, num_landmarks)
-        if ridge is None
-        else torch.full_like(eigenvalues[..., :1], ridge)
-    )
+    lam = _tail_ridge(eigenvalues, num_landmarks) if ridge is None else torch.full_like(eigenvalues[..., :1], ridge)
     factor = torch.linalg.cholesky(gram.double() + torch.diag_embed(lam * inclusion + 1e-9))
     scores = []
     for piece in subset.split(4096, 1):
@@ -530,9 +506,6 @@ def _joint_mask(candidates: Candidates) -> Tensor:
     """Valid rows of [Q; K]: (B, L + S)."""
     sides = ((candidates.query_mask, candidates.query), (candidates.key_mask, candidates.key))
     return torch.cat(
-        [
-            torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m
-            for m, x in sides
-        ],
+        [torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m for m, x in sides],
         -1,
     )

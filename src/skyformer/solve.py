@@ -1,4 +1,4 @@
-"""The d x d solve between Skyformer's two products: u = (M + gamma I)^-1 r, by Cholesky or by the paper's Schulz iteration.
+"""The solve between Skyformer's two products, u = (M + gamma I)^-1 r: by Cholesky or the paper's Schulz iteration.
 
 Both are differentiated implicitly, never through their steps: with u = A^-1 r and A symmetric,
 
@@ -41,7 +41,7 @@ class Solver(abc.ABC):
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
     """A = L L^T. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its mean), then
-    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` when none does."""
+    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if none does."""
 
     name = "cholesky"
     jitter: float = 1e-6
@@ -134,9 +134,7 @@ def schulz_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
     inverse = identity.expand_as(matrix)
     for _ in range(num_iterations):
         product = matrix @ inverse
-        inverse = (
-            inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
-        )
+        inverse = inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
     return (inverse + inverse.mT) / 2
 
 
