@@ -28,7 +28,7 @@ def check_points(name: str, x: Tensor) -> None:
 def check_query_key_value(
     query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str] = ("query", "key", "value")
 ) -> None:
-    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other; `names`: what the caller calls them."""
+    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other; `names` is what they are called."""
     for name, x in zip(names, (query, key, value), strict=True):
         check_points(name, x)
     first, second, third = names

@@ -203,7 +203,9 @@ def skyformer_attention(
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
         both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
-        return _normalise(both).to(query.dtype)
+        out = _normalise(both).to(query.dtype)
+        whole = _Whole.among(candidates, num_landmarks, landmarks)
+        return out if whole is None else whole.softmax_instead_of(out, query, key, value, scale)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
     )
@@ -310,6 +312,14 @@ class _Whole:
             torch.where(self.examples.unsqueeze(-1), keys, drawn.points),
             torch.where(self.examples, self.key_rows >= 0, drawn.all_active()),
         )
+
+    def softmax_instead_of(self, out: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """`out` (B, H, L, Pv), but softmax attention for the short examples: exact at any norm, where the Gaussian
+        values that `_normalise` divides by vanish."""
+        keys, values = (self.values(x, query.shape[2]) for x in (key, value))
+        present = self.key_rows.squeeze(1) >= 0
+        exact = softmax_attention(query, keys, values, key_mask=present, scale=scale)
+        return torch.where(self.examples.unsqueeze(-1), exact, out)
 
     def values(self, value: Tensor, num_queries: int) -> Tensor:
         """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""
