@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -109,17 +110,25 @@ def softmax_attention(
     """
     check_query_key_value(query, key, value)
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-    mask = None
-    if key_mask is not None:
-        mask = key_mask[:, None, None, :]
-        if is_causal:
-            length, size = query.shape[2], key.shape[2]
-            mask = mask & torch.ones(length, size, dtype=torch.bool, device=query.device).tril()
-        mask = mask.expand(-1, -1, query.shape[2], -1)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, dropout_p=dropout_p
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if key_mask is None else _additive_mask(query, key_mask, is_causal),
+        is_causal=is_causal and key_mask is None,
+        scale=scale,
+        dropout_p=dropout_p,
     )
-    return out
+
+
+def _additive_mask(query: Tensor, key_mask: Tensor, is_causal: bool) -> Tensor:
+    """0 or -inf, (B, 1, L, S): a view of one row an example, unless causality makes the rows differ."""
+    length, size = query.shape[2], key_mask.shape[1]
+    row = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, -math.inf)[:, None, None, :]
+    if not is_causal:
+        return row.expand(-1, -1, length, -1)
+    later = torch.ones(length, size, dtype=torch.bool, device=query.device).triu(1)
+    return row.masked_fill(later, -math.inf)
 
 
 def skyformer_attention(
@@ -182,7 +191,9 @@ def skyformer_attention(
     )
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
-        both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
+        both = _nystrom(
+            candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget
+        )
         return _normalise(both).to(query.dtype)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
@@ -214,7 +225,9 @@ def _nystrom(
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
     middle = regularized_solve(gram, right, gamma, solver)
     if whole is not None:
-        middle = torch.where(whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle)
+        middle = torch.where(
+            whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle
+        )
     return kernel_product(query, W, middle, kernel=kernel, scale=scale, memory_budget=memory_budget)
 
 
@@ -236,7 +249,11 @@ def _choose(
     sampler = landmarks if isinstance(landmarks, Tensor) else get_sampler(landmarks)
     drawn = sampler if isinstance(sampler, Tensor) else sampler(candidates, num_landmarks, generator)
     if isinstance(drawn, Landmarks):
-        return query, key, drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries)
+        return (
+            query,
+            key,
+            drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries),
+        )
     if not isinstance(sampler, Sampler):
         rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
         query, key, points = landmark_rows(query, key, rows)

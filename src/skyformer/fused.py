@@ -23,7 +23,11 @@ from skyformer.products import lean_half_norms, subtract_dots
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:
     """Whether the fused kernel takes these: on the CPU (or to trace shapes), one head dim, nothing empty."""
-    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and min(query.numel(), value.numel()) > 0
+    return (
+        query.device.type == "cpu"
+        and query.shape[-1] == value.shape[-1]
+        and min(query.numel(), value.numel()) > 0
+    )
 
 
 def fused_gaussian_attention(
@@ -38,7 +42,13 @@ class _FusedGaussian(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> Tensor:
         bias = _key_bias(key, key_mask, scale).expand(-1, -1, query.shape[2], -1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -57,7 +67,16 @@ class _FusedGaussian(torch.autograd.Function):
         query, key, value, out, lse, height, key_mask = ctx.saved_tensors
         bias = _key_bias(key, key_mask, ctx.scale).expand(-1, -1, query.shape[2], -1)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out * height, query, key, value, torch.zeros_like(out), lse, 0.0, ctx.is_causal, attn_mask=bias, scale=ctx.scale
+            grad_out * height,
+            query,
+            key,
+            value,
+            torch.zeros_like(out),
+            lse,
+            0.0,
+            ctx.is_causal,
+            attn_mask=bias,
+            scale=ctx.scale,
         )
         subtract_dots(dq, query, grad_out, out, ctx.scale)
         subtract_dots(dk, key, value, dv, ctx.scale)

@@ -102,7 +102,9 @@ class MaternKernel(Kernel):
 
     def __post_init__(self) -> None:
         if self.nu not in (1.5, 2.5):
-            raise InputError(f"nu of the Matern kernel must be 1.5 or 2.5 (0.5 is 'laplacian'); got {self.nu!r}")
+            raise InputError(
+                f"nu of the Matern kernel must be 1.5 or 2.5 (0.5 is 'laplacian'); got {self.nu!r}"
+            )
 
     def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
         return self._polynomial_and_slope(inner, half_x, half_y)[0]

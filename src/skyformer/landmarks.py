@@ -78,7 +78,9 @@ class Sampler(abc.ABC):
     name: ClassVar[str]
 
     @abc.abstractmethod
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor | Landmarks:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor | Landmarks:
         """Rows (B, d) or (B, H, d) of [Q; K], -1 for an empty slot; or `Landmarks` of its own."""
 
 
@@ -88,7 +90,9 @@ class UniformSampler(Sampler):
 
     name = "uniform"
 
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries = candidates.valid_queries()
         total = queries + candidates.valid_keys()
@@ -105,7 +109,9 @@ class StratifiedSampler(Sampler):
 
     name = "stratified"
 
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
         share = query_share(queries, keys, num_landmarks)
@@ -128,7 +134,9 @@ class ProbeSampler(Sampler):
         check_at_least("num_probes", self.num_probes, 1)
 
     @torch.no_grad()
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor:
         seed = draw_seed(generator)
         query, key = candidates.query, candidates.key
         query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
@@ -163,7 +171,7 @@ class LeverageSampler(Sampler):
 
     name = "leverage"
     ridge: float | None = None
-    exact_limit: int = 1024
+    exact_limit: int = 512
 
     def __post_init__(self) -> None:
         if self.ridge is not None:
@@ -171,7 +179,9 @@ class LeverageSampler(Sampler):
         check_at_least("exact_limit", self.exact_limit, 1)
 
     @torch.no_grad()
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor:
         seed = draw_seed(generator)
         points = torch.cat([candidates.query, candidates.key], 2)
         valid = _joint_mask(candidates)
@@ -179,14 +189,17 @@ class LeverageSampler(Sampler):
         if length <= self.exact_limit:
             return self._exact_rows(candidates, points, valid, num_landmarks, seed)
         rows = _recursive_leverage_rows(candidates, points, valid, num_landmarks, self.ridge, seed)
-        if candidates.query_mask is None and candidates.key_mask is None:
+        short = valid.sum(-1) <= self.exact_limit
+        if not short.is_meta and not bool(short.any()):
             return rows
         # How an example is treated depends on its own length, not on the batch's.
-        leading = _nth_valid(valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1))
+        leading = _nth_valid(
+            valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1)
+        )
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
-        return torch.where((valid.sum(-1) <= self.exact_limit)[:, None, None], _pad_slots(exact, num_landmarks), rows)
+        return torch.where(short[:, None, None], _pad_slots(exact, num_landmarks), rows)
 
     def _exact_rows(
         self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: int
@@ -203,7 +216,9 @@ class SegmentMeansSampler(Sampler):
 
     name = "segment_means"
 
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Landmarks:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Landmarks:
         of_queries = segment_means(candidates.query, candidates.query_mask, num_landmarks // 2)
         of_keys = segment_means(candidates.key, candidates.key_mask, num_landmarks - num_landmarks // 2)
         return Landmarks(
@@ -279,7 +294,9 @@ class _LandmarkRows(torch.autograd.Function):
         ctx.save_for_backward(rows)
         ctx.num_queries = query.shape[2]
         of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
-        points = torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
+        points = torch.where(
+            (rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key)
+        )
         return query.view_as(query), key.view_as(key), points
 
     @staticmethod
@@ -328,10 +345,14 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
     count = _count(mask, x)
     used = count.clamp(max=num_segments)
     rank = _ranks(mask, batch, length, x.device)
-    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, max(num_segments - 1, 0))
+    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(
+        0, max(num_segments - 1, 0)
+    )
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
-    sums = x.new_zeros(*x.shape[:2], num_segments, x.shape[-1]).scatter_add(2, index, x * member[:, None, :, None])
+    sums = x.new_zeros(*x.shape[:2], num_segments, x.shape[-1]).scatter_add(
+        2, index, x * member[:, None, :, None]
+    )
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
     return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
 
@@ -376,7 +397,9 @@ def _recursive_leverage_rows(
         weights = scores.masked_fill(~inside[:, None], 0).gather(-1, picked)
         total = scores.masked_fill(~inside[:, None], 0).sum(-1, keepdim=True)
         untouched = (size <= num_landmarks)[:, None]
-        inclusion = torch.where(untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1))
+        inclusion = torch.where(
+            untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1)
+        )
         chosen = subset[:, None].expand(-1, heads, -1).gather(-1, picked)
     return chosen
 
@@ -397,7 +420,11 @@ def _nystrom_leverage(
     gram = kernel.matrix(landmarks, landmarks, scale)
     root = inclusion.rsqrt().unsqueeze(-1)
     eigenvalues = torch.linalg.eigvalsh((gram * root * root.mT).double()).clamp(min=0)
-    lam = _tail_ridge(eigenvalues, num_landmarks) if ridge is None else torch.full_like(eigenvalues[..., :1], ridge)
+    lam = (
+        _tail_ridge(eigenvalues, num_landmarks)
+        if ridge is None
+        else torch.full_like(eigenvalues[..., :1], ridge)
+    )
     factor = torch.linalg.cholesky(gram.double() + torch.diag_embed(lam * inclusion + 1e-9))
     scores = []
     for piece in subset.split(4096, 1):
@@ -470,6 +497,9 @@ def _joint_mask(candidates: Candidates) -> Tensor:
     """Valid rows of [Q; K]: (B, L + S)."""
     sides = ((candidates.query_mask, candidates.query), (candidates.key_mask, candidates.key))
     return torch.cat(
-        [torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m for m, x in sides],
+        [
+            torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m
+            for m, x in sides
+        ],
         -1,
     )

@@ -50,7 +50,9 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
-            raise InputError(f"embed_dim must be a positive multiple of num_heads; got {embed_dim} and {num_heads}")
+            raise InputError(
+                f"embed_dim must be a positive multiple of num_heads; got {embed_dim} and {num_heads}"
+            )
         check_probability("dropout", dropout)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -61,7 +63,9 @@ class MultiheadAttention(nn.Module):
         if dropout > 0:
             attention_class(attention).require(Promise.DROPOUT)
             options["dropout"] = dropout
-        self.attention: Attention = build_attention(attention, num_heads, self.head_dim, **options).to(**place)
+        self.attention: Attention = build_attention(attention, num_heads, self.head_dim, **options).to(
+            **place
+        )
         self._reset_parameters()
 
     def _add_projections(self, bias: bool, add_bias_kv: bool, place: dict[str, Any]) -> None:
@@ -79,7 +83,9 @@ class MultiheadAttention(nn.Module):
         self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(3 * E, **place)) if bias else None)
         self.out_proj = nn.Linear(E, E, bias=bias, **place)
         for name in ("bias_k", "bias_v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, E, **place)) if add_bias_kv else None)
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(1, 1, E, **place)) if add_bias_kv else None
+            )
 
     def _reset_parameters(self) -> None:
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
@@ -226,10 +232,14 @@ def _as_key_mask(key_padding_mask: Tensor | None, batch: int, size: int) -> Tens
     if key_padding_mask is None:
         return None
     if key_padding_mask.shape != (batch, size):
-        raise MaskError(f"key_padding_mask must have shape ({batch}, {size}); got {tuple(key_padding_mask.shape)}")
+        raise MaskError(
+            f"key_padding_mask must have shape ({batch}, {size}); got {tuple(key_padding_mask.shape)}"
+        )
     if key_padding_mask.dtype == torch.bool:
         return ~key_padding_mask
-    if key_padding_mask.is_floating_point() and bool(((key_padding_mask == 0) | key_padding_mask.isneginf()).all()):
+    if key_padding_mask.is_floating_point() and bool(
+        ((key_padding_mask == 0) | key_padding_mask.isneginf()).all()
+    ):
         return key_padding_mask == 0
     raise MaskError(
         f"key_padding_mask must be bool, True = ignore, or float with 0 and -inf; got {key_padding_mask.dtype}. "
@@ -251,7 +261,9 @@ def _additive_mask(attn_mask: Tensor, q: Tensor, size: int) -> Tensor:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask, float("-inf"))
     if attn_mask.dim() == 3:
         if attn_mask.shape[0] != q.shape[0] * q.shape[1]:
-            raise MaskError(f"attn_mask must have B * H = {q.shape[0] * q.shape[1]} matrices; got {attn_mask.shape[0]}")
+            raise MaskError(
+                f"attn_mask must have B * H = {q.shape[0] * q.shape[1]} matrices; got {attn_mask.shape[0]}"
+            )
         attn_mask = attn_mask.unflatten(0, q.shape[:2])
     elif attn_mask.dim() == 2:
         attn_mask = attn_mask[None, None]

@@ -130,7 +130,9 @@ def schulz_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
     inverse = identity.expand_as(matrix)
     for _ in range(num_iterations):
         product = matrix @ inverse
-        inverse = inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
+        inverse = (
+            inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
+        )
     return (inverse + inverse.mT) / 2
 
 
@@ -152,7 +154,9 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         added = jitter * 10**attempt
         # Only the matrices that failed are changed, so that no example depends on its batch.
         raised = torch.where(failed[..., None] > 0, added * mean_diagonal, torch.zeros_like(mean_diagonal))
-        factor, still_failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(raised.expand(matrix.shape[:-1])))
+        factor, still_failed = torch.linalg.cholesky_ex(
+            matrix + torch.diag_embed(raised.expand(matrix.shape[:-1]))
+        )
         if not bool(still_failed.any()):
             warnings.warn(
                 f"{int((failed > 0).sum())} of {failed.numel()} matrices were not positive definite and got "

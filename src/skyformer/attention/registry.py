@@ -21,7 +21,9 @@ AnyAttention = TypeVar("AnyAttention", bound=type[Attention])
 def register(cls: AnyAttention) -> AnyAttention:
     """Class decorator: makes a mechanism known by its `name`."""
     if cls.name in _REGISTRY:
-        raise UnknownNameError(f"free name (it belongs to {_REGISTRY[cls.name].__qualname__}) for", cls.name, ())
+        raise UnknownNameError(
+            f"free name (it belongs to {_REGISTRY[cls.name].__qualname__}) for", cls.name, ()
+        )
     _REGISTRY[cls.name] = cls
     return cls
 
