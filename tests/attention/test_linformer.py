@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from skyformer import MultiheadAttention, build_attention, softmax_attention
+from skyformer.attention import Attention
 from skyformer.attention.linformer import linformer_attention
 from skyformer.errors import InputError, ShapeError, UnsupportedError
+from tests.attention.suite import AttentionSuite
+
+
+class TestLinformer(AttentionSuite):
+    name = "linformer"
+    options = {"num_features": 12}
+
+    def build(self, head_dim: int = 8, **overrides: Any) -> Attention:
+        """With the same projections every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().build(head_dim, **overrides)
+
+
+class TestLinformerShared(TestLinformer):
+    options = {"num_features": 12, "share_heads": True, "share_key_value": True}
 
 
 def dense_linformer(query: Tensor, key: Tensor, value: Tensor, E: Tensor, F: Tensor, mask: Tensor) -> Tensor:
@@ -26,14 +43,6 @@ def dense_linformer(query: Tensor, key: Tensor, value: Tensor, E: Tensor, F: Ten
     return out
 
 
-def golden(name: str) -> dict[str, Tensor]:
-    folder = os.environ.get("SKYFORMER_TEST_REFERENCES")
-    if not folder:
-        pytest.skip("SKYFORMER_TEST_REFERENCES does not name the folder of reference outputs")
-    load_file = pytest.importorskip("safetensors.torch").load_file
-    return load_file(Path(folder) / "golden" / f"{name}.safetensors")
-
-
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -42,8 +51,9 @@ SCATTERED = torch.tensor([[True] * 7, [False, True, True, False, False, True, Fa
 
 
 @pytest.mark.parametrize("name", ["full", "padded"])
-def test_agrees_with_the_reference_outputs(name: str) -> None:
-    data = golden(name)
+def test_agrees_with_the_reference_outputs(references: Path, name: str) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    data = load_file(references / "golden" / f"{name}.safetensors")
     q, k, v = (data[x].requires_grad_() for x in "qkv")
     valid = data["key_mask"][:, None, :, None]
     out = linformer_attention(q, k, v, key_projection=data["linformer.projection"], key_mask=data["key_mask"])
