@@ -23,19 +23,21 @@ from skyformer.products import lean_half_norms, subtract_dots
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:
     """Whether the fused kernel takes these: on the CPU (or to trace shapes), one head dim, nothing empty."""
-    return (
-        query.device.type == "cpu"
-        and query.shape[-1] == value.shape[-1]
-        and min(query.numel(), value.numel()) > 0
-    )
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and min(query.numel(), value.numel()) > 0
 
 
 def fused_gaussian_attention(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
     """kappa(Q, K) V; query (B, H, L, P), key and value (B, H, S, P), key_mask bool (B, S)."""
-    out: Tensor = _FusedGaussian.apply(query, key, value, key_mask, is_causal, scale)
+    packed = (_features_together(x) for x in (query, key, value))
+    out: Tensor = _FusedGaussian.apply(*packed, key_mask, is_causal, scale)
     return out
+
+
+def _features_together(x: Tensor) -> Tensor:
+    """x, copied if its features are not neighbours in memory: the fused kernel does not look at that stride."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _FusedGaussian(torch.autograd.Function):
@@ -67,7 +69,7 @@ class _FusedGaussian(torch.autograd.Function):
         query, key, value, out, lse, height, key_mask = ctx.saved_tensors
         bias = _key_bias(key, key_mask, ctx.scale).expand(-1, -1, query.shape[2], -1)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out * height,
+            _features_together(grad_out * height),
             query,
             key,
             value,

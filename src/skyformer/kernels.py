@@ -102,9 +102,7 @@ class MaternKernel(Kernel):
 
     def __post_init__(self) -> None:
         if self.nu not in (1.5, 2.5):
-            raise InputError(
-                f"nu of the Matern kernel must be 1.5 or 2.5 (0.5 is 'laplacian'); got {self.nu!r}"
-            )
+            raise InputError(f"nu of the Matern kernel must be 1.5 or 2.5 (0.5 is 'laplacian'); got {self.nu!r}")
 
     def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
         return self._polynomial_and_slope(inner, half_x, half_y)[0]
@@ -170,6 +168,6 @@ def get_kernel(kernel: str | Kernel) -> Kernel:
     """A kernel by name with its default parameters, or the object itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    if kernel not in KERNELS:
+    if not isinstance(kernel, str) or kernel not in KERNELS:
         raise UnknownNameError("kernel", kernel, KERNELS)
     return KERNELS[kernel]

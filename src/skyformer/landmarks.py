@@ -90,9 +90,7 @@ class UniformSampler(Sampler):
 
     name = "uniform"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries = candidates.valid_queries()
         total = queries + candidates.valid_keys()
@@ -109,9 +107,7 @@ class StratifiedSampler(Sampler):
 
     name = "stratified"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
         share = query_share(queries, keys, num_landmarks)
@@ -134,9 +130,7 @@ class ProbeSampler(Sampler):
         check_at_least("num_probes", self.num_probes, 1)
 
     @torch.no_grad()
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         query, key = candidates.query, candidates.key
         query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
@@ -145,11 +139,9 @@ class ProbeSampler(Sampler):
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
         slot = torch.arange(num_landmarks, device=candidates.device).expand(*query.shape[:2], -1)
-        return torch.where(
-            slot < share,
-            best_queries.gather(-1, slot.clamp(max=best_queries.shape[-1] - 1)),
-            best_keys.gather(-1, (slot - share).clamp(0, best_keys.shape[-1] - 1)) + candidates.num_queries,
-        )
+        query_rows = _pad_slots(best_queries, num_landmarks)
+        key_rows = _pad_slots(best_keys + candidates.num_queries, num_landmarks)
+        return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
 
     def _weight(
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
@@ -179,9 +171,7 @@ class LeverageSampler(Sampler):
         check_at_least("exact_limit", self.exact_limit, 1)
 
     @torch.no_grad()
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         points = torch.cat([candidates.query, candidates.key], 2)
         valid = _joint_mask(candidates)
@@ -193,9 +183,7 @@ class LeverageSampler(Sampler):
         if not short.is_meta and not bool(short.any()):
             return rows
         # How an example is treated depends on its own length, not on the batch's.
-        leading = _nth_valid(
-            valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1)
-        )
+        leading = _nth_valid(valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1))
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
@@ -216,9 +204,7 @@ class SegmentMeansSampler(Sampler):
 
     name = "segment_means"
 
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Landmarks:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Landmarks:
         of_queries = segment_means(candidates.query, candidates.query_mask, num_landmarks // 2)
         of_keys = segment_means(candidates.key, candidates.key_mask, num_landmarks - num_landmarks // 2)
         return Landmarks(
@@ -238,6 +224,8 @@ SAMPLERS: dict[str, Sampler] = {
     )
 }
 
+_OURS = tuple(type(sampler) for sampler in SAMPLERS.values())
+
 CustomSampler = Callable[[Candidates, int, torch.Generator | None], Tensor | Landmarks]
 
 
@@ -245,13 +233,43 @@ def get_sampler(sampler: str | Sampler | CustomSampler) -> Sampler | CustomSampl
     """A sampler by name with its default settings, or the callable itself."""
     if callable(sampler):
         return sampler
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise UnknownNameError("landmark sampler", sampler, SAMPLERS)
     return SAMPLERS[sampler]
 
 
+def is_ours(sampler: object) -> bool:
+    """Whether the rows it returns need no check, and fill every slot wherever there are enough valid ones."""
+    return type(sampler) in _OURS
+
+
+def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmarks:
+    """Landmarks that a callable made itself, or an error that says what is wrong with them."""
+    batch, heads, _, features = candidates.query.shape
+    points, active = drawn.points, drawn.active
+    fits = points.dim() == 4 and (*points.shape[:2], points.shape[3]) == (batch, heads, features)
+    if not fits or points.shape[2] == 0:
+        raise ShapeError(
+            f"points of the landmarks must have shape ({batch}, {heads}, d, {features}) with d >= 1; "
+            f"got {tuple(points.shape)}"
+        )
+    if points.dtype != candidates.query.dtype:
+        raise InputError(f"points of the landmarks must be {candidates.query.dtype}; got {points.dtype}")
+    slots = points.shape[2]
+    if active is not None and (
+        active.dtype != torch.bool or active.shape not in ((batch, 1, slots), (batch, heads, slots))
+    ):
+        raise ShapeError(
+            f"active of the landmarks must be bool of shape ({batch}, 1 or {heads}, {slots}); "
+            f"got {active.dtype} of shape {tuple(active.shape)}"
+        )
+    return drawn
+
+
 def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
     """Row numbers as (B, 1 or H, d), or an error that says what is wrong with them."""
+    if not isinstance(rows, Tensor):
+        raise InputError(f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}")
     if rows.dtype != torch.int64:
         raise InputError(f"landmarks must be row numbers of dtype int64; got {rows.dtype}")
     if rows.dim() == 2 and rows.shape[0] == batch:
@@ -260,7 +278,7 @@ def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
         raise ShapeError(
             f"landmarks must have shape ({batch}, d) or ({batch}, {heads}, d) with d >= 1; got {tuple(rows.shape)}"
         )
-    if not rows.is_meta and not torch.compiler.is_compiling():
+    if not rows.is_meta and not torch.compiler.is_compiling() and rows.numel() > 0:
         low, high = (int(bound) for bound in rows.aminmax())
         if low < -1 or high >= num_rows:
             raise InputError(
@@ -294,9 +312,7 @@ class _LandmarkRows(torch.autograd.Function):
         ctx.save_for_backward(rows)
         ctx.num_queries = query.shape[2]
         of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
-        points = torch.where(
-            (rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key)
-        )
+        points = torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
         return query.view_as(query), key.view_as(key), points
 
     @staticmethod
@@ -339,20 +355,19 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
 
     With fewer valid rows than segments, each row is a segment and the slots left over are empty.
     """
-    batch, _, length, _ = x.shape
-    if mask is None and length % max(num_segments, 1) == 0 and length >= num_segments > 0:
+    batch, heads, length, features = x.shape
+    if num_segments == 0 or length == 0:
+        empty = torch.zeros(batch, 1, num_segments, dtype=torch.bool, device=x.device)
+        return Landmarks(x.new_zeros(batch, heads, num_segments, features), empty)
+    if mask is None and length % num_segments == 0:
         return Landmarks(x.unflatten(2, (num_segments, -1)).mean(3))
     count = _count(mask, x)
     used = count.clamp(max=num_segments)
     rank = _ranks(mask, batch, length, x.device)
-    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(
-        0, max(num_segments - 1, 0)
-    )
+    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, num_segments - 1)
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
-    sums = x.new_zeros(*x.shape[:2], num_segments, x.shape[-1]).scatter_add(
-        2, index, x * member[:, None, :, None]
-    )
+    sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(2, index, x * member[:, None, :, None])
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
     return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
 
@@ -397,9 +412,7 @@ def _recursive_leverage_rows(
         weights = scores.masked_fill(~inside[:, None], 0).gather(-1, picked)
         total = scores.masked_fill(~inside[:, None], 0).sum(-1, keepdim=True)
         untouched = (size <= num_landmarks)[:, None]
-        inclusion = torch.where(
-            untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1)
-        )
+        inclusion = torch.where(untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1))
         chosen = subset[:, None].expand(-1, heads, -1).gather(-1, picked)
     return chosen
 
@@ -420,11 +433,7 @@ def _nystrom_leverage(
     gram = kernel.matrix(landmarks, landmarks, scale)
     root = inclusion.rsqrt().unsqueeze(-1)
     eigenvalues = torch.linalg.eigvalsh((gram * root * root.mT).double()).clamp(min=0)
-    lam = (
-        _tail_ridge(eigenvalues, num_landmarks)
-        if ridge is None
-        else torch.full_like(eigenvalues[..., :1], ridge)
-    )
+    lam = _tail_ridge(eigenvalues, num_landmarks) if ridge is None else torch.full_like(eigenvalues[..., :1], ridge)
     factor = torch.linalg.cholesky(gram.double() + torch.diag_embed(lam * inclusion + 1e-9))
     scores = []
     for piece in subset.split(4096, 1):
@@ -497,9 +506,6 @@ def _joint_mask(candidates: Candidates) -> Tensor:
     """Valid rows of [Q; K]: (B, L + S)."""
     sides = ((candidates.query_mask, candidates.query), (candidates.key_mask, candidates.key))
     return torch.cat(
-        [
-            torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m
-            for m, x in sides
-        ],
+        [torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if m is None else m for m, x in sides],
         -1,
     )

@@ -134,9 +134,7 @@ class AttentionSuite:
         actual = copy.deepcopy(attention).float()(*single)
         assert actual.dtype == torch.float32
         assert relative_error(actual, expected) < self.float32_tolerance
-        for a, e in zip(
-            backward(actual, single, grad.float()), backward(expected, double, grad), strict=True
-        ):
+        for a, e in zip(backward(actual, single, grad.float()), backward(expected, double, grad), strict=True):
             assert (a - e).norm() <= self.float32_tolerance * e.norm().clamp(min=1.0)
 
     @pytest.mark.parametrize("scattered", [False, True])
@@ -177,9 +175,7 @@ class AttentionSuite:
             one = slice(b, b + 1)
             alone = attention(q[one], k[one], v[one], key_mask=mask[one])
             visible = mask[b]
-            torch.testing.assert_close(
-                together[one][:, :, visible], alone[:, :, visible], rtol=1e-7, atol=1e-9
-            )
+            torch.testing.assert_close(together[one][:, :, visible], alone[:, :, visible], rtol=1e-7, atol=1e-9)
 
     def test_evaluation_repeats_and_seeds_decide(self) -> None:
         attention = self.build()
@@ -223,9 +219,7 @@ class AttentionSuite:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision(self, dtype: torch.dtype) -> None:
         rounded = tuple(x.detach().to(dtype) for x in draw(2, 40, 40, 8, 8, torch.float32))
-        self.assert_no_worse_than_dense(
-            self.build().to(dtype), self.build().to(dtype).float(), rounded, dtype
-        )
+        self.assert_no_worse_than_dense(self.build().to(dtype), self.build().to(dtype).float(), rounded, dtype)
 
     def test_autocast(self) -> None:
         rounded = tuple(x.detach().bfloat16() for x in draw(2, 40, 40, 8, 8, torch.float32))

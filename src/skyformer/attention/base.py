@@ -46,9 +46,7 @@ class Attention(nn.Module, abc.ABC):
     """Whether the mechanism computes what it defines, or approximates it."""
     cannot: ClassVar[Mapping[Promise, str]] = MappingProxyType({})
 
-    def __init__(
-        self, num_heads: int, head_dim: int, *, max_length: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, max_length: int | None = None, seed: int = 0) -> None:
         super().__init__()
         check_at_least("num_heads", num_heads, 1)
         check_at_least("head_dim", head_dim, 1)

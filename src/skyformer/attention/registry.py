@@ -21,9 +21,7 @@ AnyAttention = TypeVar("AnyAttention", bound=type[Attention])
 def register(cls: AnyAttention) -> AnyAttention:
     """Class decorator: makes a mechanism known by its `name`."""
     if cls.name in _REGISTRY:
-        raise UnknownNameError(
-            f"free name (it belongs to {_REGISTRY[cls.name].__qualname__}) for", cls.name, ()
-        )
+        raise UnknownNameError(f"free name (it belongs to {_REGISTRY[cls.name].__qualname__}) for", cls.name, ())
     _REGISTRY[cls.name] = cls
     return cls
 
@@ -36,7 +34,7 @@ def list_attentions() -> list[str]:
 def attention_class(name: str) -> type[Attention]:
     """The class behind a name."""
     known = _known()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnknownNameError("attention", name, known)
     return known[name]
 
