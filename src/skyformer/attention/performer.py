@@ -7,8 +7,8 @@ With rows w_1 ... w_m of a random projection, all norms and products multiplied 
 
 Any factor that a query shares among its features, or that a feature takes from the keys and gives to the
 queries, cancels. So feature r of the keys is divided by its largest value over the keys of its head, that of
-the queries is multiplied by it, and then every query is divided by its largest feature: nothing overflows, and
-no row of D falls below one (in the causal form the sums of early tokens may).
+the queries is multiplied by it, and every query is then divided by its largest feature: nothing overflows, no
+row of D falls below one (in the causal form the sums of early tokens may).
 """
 
 from __future__ import annotations
