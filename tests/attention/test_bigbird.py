@@ -148,7 +148,7 @@ def test_dropout_keeps_the_mean() -> None:
     q, k, v = (x.detach() for x in draw(40))
     exact = bigbird_attention(q, k, v, block_size=4, generator=seeded())
     dropped = [
-        bigbird_attention(q, k, v, block_size=4, dropout_p=0.3, generator=seeded()) for _ in range(300)
+        bigbird_attention(q, k, v, block_size=4, dropout_p=0.3, generator=seeded()) for _ in range(60)
     ]
     assert not torch.equal(dropped[0], exact)
     assert (sum(dropped) / 60 - exact).norm() < 0.25 * exact.norm()
