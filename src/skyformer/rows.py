@@ -38,7 +38,8 @@ def valid_first(valid: Tensor) -> Order:
 
 
 def permute_rows(x: Tensor, order: Order) -> Tensor:
-    """x (B, H, n, c) with the rows of each example in its order (B, n), or of each head in its (B, H, n)."""
+    """x (B, H, n, c) in the order (B, n) of each example; or, with an order (B, H R, n), every head in R
+    orders of its own: (B, H R, n, c)."""
     out: Tensor = _PermuteRows.apply(x, order.order, order.inverse)  # type: ignore[no-untyped-call]
     return out
 
@@ -47,18 +48,23 @@ class _PermuteRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
+        ctx.shape = x.shape
         return _take(x, order)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (inverse,) = ctx.saved_tensors
-        return _take(grad, inverse), None, None
+        batch, heads, length, width = ctx.shape
+        back = _take(grad, inverse)
+        rounds = grad.shape[1] // heads
+        return back if rounds == 1 else back.view(batch, heads, rounds, length, width).sum(2), None, None
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (B, n) or (B, H, n) of x (B, H, n, c). A gather would copy element by element."""
+    """Rows (B, n) or (B, H R, n) of x (B, H, n, c). A gather would copy element by element."""
     batch, heads, length, width = x.shape
-    start = torch.arange(batch * heads, device=x.device).view(batch, heads, 1) * length
-    flat = (rows.view(batch, -1, length) + start).flatten()
-    return x.reshape(-1, width).index_select(0, flat).view_as(x)
+    rows = rows.unsqueeze(1).expand(-1, heads, -1) if rows.dim() == 2 else rows
+    start = torch.arange(batch * heads, device=x.device).view(batch, heads, 1, 1) * length
+    flat = (rows.reshape(batch, heads, -1, length) + start).flatten()
+    return x.reshape(-1, width).index_select(0, flat).view(batch, -1, length, width)
