@@ -1,4 +1,4 @@
-"""Checks on arguments, shared by every public function: each failure names the argument, what was expected and what came."""
+"""Checks on arguments: each failure names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ def check_points(name: str, x: Tensor) -> None:
         raise ShapeError(f"{name} must have at least one feature; got shape {tuple(x.shape)}")
 
 
-def check_query_key_value(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
+def check_query_key_value(
+    query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str] = ("query", "key", "value")
+) -> None:
+    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other; `names` are the caller's."""
+    for name, x in zip(names, (query, key, value), strict=True):
         check_points(name, x)
-    for name, x in (("key", key), ("value", value)):
+    first, second, third = names
+    for name, x in ((second, key), (third, value)):
         if x.shape[:2] != query.shape[:2]:
             raise ShapeError(
-                f"{name} must have query's batch and heads {tuple(query.shape[:2])}; got {tuple(x.shape[:2])}"
+                f"{name} must have {first}'s batch and heads {tuple(query.shape[:2])}; got {tuple(x.shape[:2])}"
             )
         if x.dtype != query.dtype:
-            raise InputError(f"{name} must have query's dtype {query.dtype}; got {x.dtype}")
+            raise InputError(f"{name} must have {first}'s dtype {query.dtype}; got {x.dtype}")
         if x.device != query.device:
-            raise InputError(f"{name} must be on query's device {query.device}; got {x.device}")
+            raise InputError(f"{name} must be on {first}'s device {query.device}; got {x.device}")
     if key.shape[-1] != query.shape[-1]:
-        raise ShapeError(f"key must have query's head dim {query.shape[-1]}; got {key.shape[-1]}")
+        raise ShapeError(f"{second} must have {first}'s head dim {query.shape[-1]}; got {key.shape[-1]}")
     if value.shape[2] != key.shape[2]:
-        raise ShapeError(f"value must have key's length {key.shape[2]}; got {value.shape[2]}")
+        raise ShapeError(f"{third} must have {second}'s length {key.shape[2]}; got {value.shape[2]}")
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:

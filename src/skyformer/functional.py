@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from skyformer.checks import (
     check_probability,
     check_query_key_value,
 )
+from skyformer.errors import UnsupportedError
 from skyformer.fused import fused_gaussian_attention, fused_gaussian_available
 from skyformer.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms
 from skyformer.landmarks import (
@@ -23,8 +25,10 @@ from skyformer.landmarks import (
     CustomSampler,
     Landmarks,
     Sampler,
+    check_points_and_slots,
     check_rows,
     get_sampler,
+    is_ours,
     landmark_rows,
     take_rows,
 )
@@ -77,8 +81,8 @@ def kernelized_attention(
             query, key, value, key_mask=key_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p
         )
     if isinstance(kernel, GaussianKernel) and dropout_p == 0 and fused_gaussian_available(query, value):
-        full = (at_least_float32(t) for t in (query, key, value))
-        return fused_gaussian_attention(*full, key_mask, is_causal, scale).to(query.dtype)
+        q, k, v = (at_least_float32(t) for t in (query, key, value))
+        return fused_gaussian_attention(q, k, v, key_mask, is_causal, scale).to(query.dtype)
     return kernel_product(
         query,
         key,
@@ -109,17 +113,26 @@ def softmax_attention(
     """
     check_query_key_value(query, key, value)
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-    mask = None
-    if key_mask is not None:
-        mask = key_mask[:, None, None, :]
-        if is_causal:
-            length, size = query.shape[2], key.shape[2]
-            mask = mask & torch.ones(length, size, dtype=torch.bool, device=query.device).tril()
-        mask = mask.expand(-1, -1, query.shape[2], -1)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, dropout_p=dropout_p
+    check_probability("dropout_p", dropout_p)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if key_mask is None else _additive_mask(query, key_mask, is_causal),
+        is_causal=is_causal and key_mask is None,
+        scale=_default_scale(query, scale),
+        dropout_p=dropout_p,
     )
-    return out
+
+
+def _additive_mask(query: Tensor, key_mask: Tensor, is_causal: bool) -> Tensor:
+    """0 or -inf, (B, 1, L, S): a view of one row an example, unless causality makes the rows differ."""
+    length, size = query.shape[2], key_mask.shape[1]
+    row = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, -math.inf)[:, None, None, :]
+    if not is_causal:
+        return row.expand(-1, -1, length, -1)
+    later = torch.ones(length, size, dtype=torch.bool, device=query.device).triu(1)
+    return row.masked_fill(later, -math.inf)
 
 
 def skyformer_attention(
@@ -131,6 +144,7 @@ def skyformer_attention(
     landmarks: str | Sampler | CustomSampler | Tensor = "stratified",
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
+    is_causal: bool = False,
     gamma: float = GAMMA,
     solver: str | Solver = "cholesky",
     scale: float | None = None,
@@ -150,6 +164,7 @@ def skyformer_attention(
             callable of its signature, or row numbers (B, d) or (B, H, d), which override `num_landmarks`.
         key_mask: bool (B, S), True = attend.
         query_mask: bool (B, L), True where a landmark may be drawn; `key_mask` by default when L == S.
+        is_causal: refused, for every output passes through landmarks from the whole sequence.
         gamma: regularisation of the d x d matrix, above 0.
         solver: "cholesky", "schulz" or a `Solver`.
         scale: kappa acts on sqrt(scale) times its inputs; P ** -0.5 by default.
@@ -161,6 +176,11 @@ def skyformer_attention(
         (B, H, L, Pv).
     """
     check_query_key_value(query, key, value)
+    if is_causal:
+        raise UnsupportedError(
+            "is_causal must be False for skyformer_attention, whose every output passes through landmarks from the "
+            "whole sequence; got True. The exact kernelized_attention is causal"
+        )
     check_at_least("num_landmarks", num_landmarks, 1)
     check_positive("gamma", gamma)
     if query_mask is None and query.shape[2] == key.shape[2]:
@@ -183,7 +203,7 @@ def skyformer_attention(
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
         both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
-        return _normalise(both).to(query.dtype)
+        return _normalise(both, at_least_float32(value), key_mask).to(query.dtype)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
     )
@@ -205,9 +225,7 @@ def _nystrom(
     whole = _Whole.among(candidates, num_landmarks, landmarks)
     query, key, chosen = _choose(landmarks, candidates, num_landmarks, whole, generator)
     W, active = chosen.points, chosen.active
-    right = kernel_product(
-        W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget
-    )
+    right = kernel_product(W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget)
     gram = _gram(W, kernel, scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
@@ -236,9 +254,13 @@ def _choose(
     sampler = landmarks if isinstance(landmarks, Tensor) else get_sampler(landmarks)
     drawn = sampler if isinstance(sampler, Tensor) else sampler(candidates, num_landmarks, generator)
     if isinstance(drawn, Landmarks):
-        return query, key, drawn if whole is None else whole.instead_of_points(drawn, key, candidates.num_queries)
-    if not isinstance(sampler, Sampler):
-        rows = check_rows(drawn, *query.shape[:2], query.shape[2] + key.shape[2])
+        if not is_ours(sampler):
+            drawn = check_points_and_slots(drawn, candidates)
+        if whole is not None:
+            drawn = whole.instead_of_points(drawn, key, candidates.num_queries)
+        return query, key, drawn
+    if not is_ours(sampler):
+        rows = check_rows(drawn, query.shape[0], query.shape[1], query.shape[2] + key.shape[2])
         query, key, points = landmark_rows(query, key, rows)
         return query, key, Landmarks(points, rows >= 0)
     rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
@@ -263,7 +285,7 @@ class _Whole:
         candidates: Candidates, num_landmarks: int, landmarks: str | Sampler | CustomSampler | Tensor
     ) -> _Whole | None:
         """None when no example is that short, or when the caller chooses the landmarks himself."""
-        if isinstance(landmarks, Tensor) or not isinstance(get_sampler(landmarks), Sampler):
+        if isinstance(landmarks, Tensor) or not is_ours(get_sampler(landmarks)):
             return None
         unmasked = candidates.query_mask is None and candidates.key_mask is None
         if unmasked and candidates.num_queries + candidates.key.shape[2] > num_landmarks:
@@ -307,10 +329,26 @@ def _weigh_by_key_norm(key: Tensor, value: Tensor, key_mask: Tensor | None, scal
     return torch.cat([value * weight, weight], -1)
 
 
-def _normalise(both: Tensor) -> Tensor:
-    """D^-1 A V from A [V, 1]. An approximate row sum may vanish or turn negative, which an exact one cannot."""
+def _normalise(both: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+    """D^-1 A V from A [V, 1]. An approximate row sum may vanish or turn negative, which an exact one cannot; but an
+    exact output is an average of the values, so what leaves their range is brought back to it."""
     total = both[..., -1:]
-    return both[..., :-1] / total.clamp(min=torch.finfo(total.dtype).tiny ** 0.5)
+    out = both[..., :-1] / total.clamp(min=torch.finfo(total.dtype).tiny ** 0.5)
+    return out.clamp(*_value_range(value.detach(), key_mask))
+
+
+def _value_range(value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The least and the greatest of each feature over the valid keys, zero if there are none: (B, H, 1, Pv)."""
+    if value.shape[2] == 0:
+        zero = value.new_zeros(*value.shape[:2], 1, value.shape[-1])
+        return zero, zero
+    if key_mask is None:
+        low, high = value.aminmax(dim=2, keepdim=True)
+        return low, high
+    hidden = ~key_mask[:, None, :, None]
+    low = value.masked_fill(hidden, math.inf).amin(2, keepdim=True)
+    high = value.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
+    return low.nan_to_num(posinf=0.0), high.nan_to_num(neginf=0.0)
 
 
 def _default_scale(query: Tensor, scale: float | None) -> float:

@@ -30,15 +30,27 @@ def fused_gaussian_attention(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
     """kappa(Q, K) V; query (B, H, L, P), key and value (B, H, S, P), key_mask bool (B, S)."""
-    out: Tensor = _FusedGaussian.apply(query, key, value, key_mask, is_causal, scale)
+    packed = (_features_together(x) for x in (query, key, value))
+    out: Tensor = _FusedGaussian.apply(*packed, key_mask, is_causal, scale)
     return out
+
+
+def _features_together(x: Tensor) -> Tensor:
+    """x, copied if its features are not neighbours in memory: the fused kernel does not look at that stride."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _FusedGaussian(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
     ) -> Tensor:
         bias = _key_bias(key, key_mask, scale).expand(-1, -1, query.shape[2], -1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -57,7 +69,16 @@ class _FusedGaussian(torch.autograd.Function):
         query, key, value, out, lse, height, key_mask = ctx.saved_tensors
         bias = _key_bias(key, key_mask, ctx.scale).expand(-1, -1, query.shape[2], -1)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out * height, query, key, value, torch.zeros_like(out), lse, 0.0, ctx.is_causal, attn_mask=bias, scale=ctx.scale
+            _features_together(grad_out * height),
+            query,
+            key,
+            value,
+            torch.zeros_like(out),
+            lse,
+            0.0,
+            ctx.is_causal,
+            attn_mask=bias,
+            scale=ctx.scale,
         )
         subtract_dots(dq, query, grad_out, out, ctx.scale)
         subtract_dots(dk, key, value, dv, ctx.scale)

@@ -168,6 +168,6 @@ def get_kernel(kernel: str | Kernel) -> Kernel:
     """A kernel by name with its default parameters, or the object itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    if kernel not in KERNELS:
+    if not isinstance(kernel, str) or kernel not in KERNELS:
         raise UnknownNameError("kernel", kernel, KERNELS)
     return KERNELS[kernel]

@@ -78,7 +78,9 @@ class Sampler(abc.ABC):
     name: ClassVar[str]
 
     @abc.abstractmethod
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor | Landmarks:
+    def __call__(
+        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
+    ) -> Tensor | Landmarks:
         """Rows (B, d) or (B, H, d) of [Q; K], -1 for an empty slot; or `Landmarks` of its own."""
 
 
@@ -137,11 +139,9 @@ class ProbeSampler(Sampler):
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
         slot = torch.arange(num_landmarks, device=candidates.device).expand(*query.shape[:2], -1)
-        return torch.where(
-            slot < share,
-            best_queries.gather(-1, slot.clamp(max=best_queries.shape[-1] - 1)),
-            best_keys.gather(-1, (slot - share).clamp(0, best_keys.shape[-1] - 1)) + candidates.num_queries,
-        )
+        query_rows = _pad_slots(best_queries, num_landmarks)
+        key_rows = _pad_slots(best_keys + candidates.num_queries, num_landmarks)
+        return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
 
     def _weight(
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
@@ -163,7 +163,7 @@ class LeverageSampler(Sampler):
 
     name = "leverage"
     ridge: float | None = None
-    exact_limit: int = 1024
+    exact_limit: int = 512
 
     def __post_init__(self) -> None:
         if self.ridge is not None:
@@ -179,14 +179,15 @@ class LeverageSampler(Sampler):
         if length <= self.exact_limit:
             return self._exact_rows(candidates, points, valid, num_landmarks, seed)
         rows = _recursive_leverage_rows(candidates, points, valid, num_landmarks, self.ridge, seed)
-        if candidates.query_mask is None and candidates.key_mask is None:
+        short = valid.sum(-1) <= self.exact_limit
+        if not short.is_meta and not bool(short.any()):
             return rows
         # How an example is treated depends on its own length, not on the batch's.
         leading = _nth_valid(valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1))
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
-        return torch.where((valid.sum(-1) <= self.exact_limit)[:, None, None], _pad_slots(exact, num_landmarks), rows)
+        return torch.where(short[:, None, None], _pad_slots(exact, num_landmarks), rows)
 
     def _exact_rows(
         self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: int
@@ -223,6 +224,8 @@ SAMPLERS: dict[str, Sampler] = {
     )
 }
 
+_OURS = tuple(type(sampler) for sampler in SAMPLERS.values())
+
 CustomSampler = Callable[[Candidates, int, torch.Generator | None], Tensor | Landmarks]
 
 
@@ -230,13 +233,43 @@ def get_sampler(sampler: str | Sampler | CustomSampler) -> Sampler | CustomSampl
     """A sampler by name with its default settings, or the callable itself."""
     if callable(sampler):
         return sampler
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise UnknownNameError("landmark sampler", sampler, SAMPLERS)
     return SAMPLERS[sampler]
 
 
+def is_ours(sampler: object) -> bool:
+    """Whether the rows it returns need no check, and fill every slot wherever there are enough valid ones."""
+    return type(sampler) in _OURS
+
+
+def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmarks:
+    """Landmarks that a callable made itself, or an error that says what is wrong with them."""
+    batch, heads, _, features = candidates.query.shape
+    points, active = drawn.points, drawn.active
+    fits = points.dim() == 4 and (*points.shape[:2], points.shape[3]) == (batch, heads, features)
+    if not fits or points.shape[2] == 0:
+        raise ShapeError(
+            f"points of the landmarks must have shape ({batch}, {heads}, d, {features}) with d >= 1; "
+            f"got {tuple(points.shape)}"
+        )
+    if points.dtype != candidates.query.dtype:
+        raise InputError(f"points of the landmarks must be {candidates.query.dtype}; got {points.dtype}")
+    slots = points.shape[2]
+    if active is not None and (
+        active.dtype != torch.bool or active.shape not in ((batch, 1, slots), (batch, heads, slots))
+    ):
+        raise ShapeError(
+            f"active of the landmarks must be bool of shape ({batch}, 1 or {heads}, {slots}); "
+            f"got {active.dtype} of shape {tuple(active.shape)}"
+        )
+    return drawn
+
+
 def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
     """Row numbers as (B, 1 or H, d), or an error that says what is wrong with them."""
+    if not isinstance(rows, Tensor):
+        raise InputError(f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}")
     if rows.dtype != torch.int64:
         raise InputError(f"landmarks must be row numbers of dtype int64; got {rows.dtype}")
     if rows.dim() == 2 and rows.shape[0] == batch:
@@ -245,7 +278,7 @@ def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
         raise ShapeError(
             f"landmarks must have shape ({batch}, d) or ({batch}, {heads}, d) with d >= 1; got {tuple(rows.shape)}"
         )
-    if not rows.is_meta and not torch.compiler.is_compiling():
+    if not rows.is_meta and not torch.compiler.is_compiling() and rows.numel() > 0:
         low, high = (int(bound) for bound in rows.aminmax())
         if low < -1 or high >= num_rows:
             raise InputError(
@@ -322,16 +355,19 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
 
     With fewer valid rows than segments, each row is a segment and the slots left over are empty.
     """
-    batch, _, length, _ = x.shape
-    if mask is None and length % max(num_segments, 1) == 0 and length >= num_segments > 0:
+    batch, heads, length, features = x.shape
+    if num_segments == 0 or length == 0:
+        empty = torch.zeros(batch, 1, num_segments, dtype=torch.bool, device=x.device)
+        return Landmarks(x.new_zeros(batch, heads, num_segments, features), empty)
+    if mask is None and length % num_segments == 0:
         return Landmarks(x.unflatten(2, (num_segments, -1)).mean(3))
     count = _count(mask, x)
     used = count.clamp(max=num_segments)
     rank = _ranks(mask, batch, length, x.device)
-    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, max(num_segments - 1, 0))
+    segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, num_segments - 1)
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
-    sums = x.new_zeros(*x.shape[:2], num_segments, x.shape[-1]).scatter_add(2, index, x * member[:, None, :, None])
+    sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(2, index, x * member[:, None, :, None])
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
     return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
 

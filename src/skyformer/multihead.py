@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ class MultiheadAttention(nn.Module):
 
     # nn.TransformerEncoderLayer would otherwise bypass this module in eval() and compute softmax attention instead.
     _qkv_same_embed_dim = False
+
+    in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    bias_k: nn.Parameter | None
+    bias_v: nn.Parameter | None
 
     def __init__(
         self,
@@ -66,8 +75,7 @@ class MultiheadAttention(nn.Module):
 
     def _add_projections(self, bias: bool, add_bias_kv: bool, place: dict[str, Any]) -> None:
         E = self.embed_dim
-        self.packed = self.kdim == E and self.vdim == E
-        if self.packed:
+        if self.kdim == E and self.vdim == E:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * E, E, **place))
             for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 self.register_parameter(name, None)
@@ -108,13 +116,11 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: (B, S), True = ignore. Returns the output in query's layout, and the weights (B, L, S), or
         (B, H, L, S) if they are not to be averaged, or None.
         """
-        unbatched = query.dim() == 2
         self._check_layout(query, key, value)
-        if unbatched:
-            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
-            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        unbatched = query.dim() == 2
+        query, key, value = self._batch_first(query, key, value)
+        if unbatched and isinstance(key_padding_mask, Tensor):
+            key_padding_mask = key_padding_mask.unsqueeze(0)
         key_mask = _as_key_mask(key_padding_mask, key.shape[0], key.shape[1])
         attn_mask, is_causal = self._resolve_attn_mask(attn_mask, is_causal, query, key)
         q, k, v, query_mask, key_mask = self._append_rows(*self._project(query, key, value), key_mask)
@@ -133,7 +139,19 @@ class MultiheadAttention(nn.Module):
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return (out if self.batch_first else out.transpose(0, 1)), weights
 
+    def _batch_first(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, n, E) each; what came as one tensor stays one, so that `_project` can do it in one product."""
+        given = {id(x): x for x in (query, key, value)}
+        if query.dim() == 2:
+            turned = {i: x.unsqueeze(0) for i, x in given.items()}
+        else:
+            turned = {i: x if self.batch_first else x.transpose(0, 1) for i, x in given.items()}
+        return turned[id(query)], turned[id(key)], turned[id(value)]
+
     def _check_layout(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(x, Tensor):
+                raise InputError(f"{name} must be a tensor; got {type(x).__name__}")
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise ShapeError(
                 "query, key and value must all have 3 dimensions, or 2 without a batch; got "
@@ -146,6 +164,18 @@ class MultiheadAttention(nn.Module):
         ):
             if x.shape[-1] != size:
                 raise ShapeError(f"{name} must have {size} features; got shape {tuple(x.shape)}")
+        if query.dim() == 3:
+            batch_axis = 0 if self.batch_first else 1
+            for name, x in (("key", key), ("value", value)):
+                if x.shape[batch_axis] != query.shape[batch_axis]:
+                    raise ShapeError(
+                        f"{name} must have query's batch size {query.shape[batch_axis]} in dimension {batch_axis} "
+                        f"(batch_first={self.batch_first}); got shape {tuple(x.shape)}"
+                    )
+        if value.shape[:-1] != key.shape[:-1]:
+            raise ShapeError(
+                f"value must have key's length, shape {(*key.shape[:-1], self.vdim)}; got {tuple(value.shape)}"
+            )
 
     def _resolve_attn_mask(
         self, attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
@@ -153,8 +183,7 @@ class MultiheadAttention(nn.Module):
         """A causal mask is recognised and needs no matrix; any other is for softmax alone."""
         length, size = query.shape[1], key.shape[1]
         causal = is_causal or (attn_mask is not None and _is_causal_mask(attn_mask, length, size))
-        appended = self.add_zero_attn or self.bias_k is not None
-        if causal and not appended:
+        if causal and not self._num_appended():
             return None, True
         if attn_mask is None and not causal:
             return None, False
@@ -170,15 +199,19 @@ class MultiheadAttention(nn.Module):
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, E) each."""
-        if self.packed and query is key and key is value:
-            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)  # type: ignore[return-value]
-        if self.packed:
-            weights = self.in_proj_weight.chunk(3)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self.in_proj_weight is not None and query is key and key is value:
+            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            return q, k, v
+        weights = self._projection_weights()
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
         return q, k, v
+
+    def _projection_weights(self) -> Sequence[Tensor]:
+        if self.in_proj_weight is not None:
+            return self.in_proj_weight.chunk(3)
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        return [weight for weight in separate if weight is not None]
 
     def _append_rows(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
@@ -209,22 +242,33 @@ class MultiheadAttention(nn.Module):
         attn_mask: Tensor | None,
     ) -> Tensor:
         if attn_mask is None:
-            out: Tensor = self.attention(
-                q, k, v, key_mask=key_mask, query_mask=query_mask, is_causal=is_causal
-            )
+            out: Tensor = self.attention(q, k, v, key_mask=key_mask, query_mask=query_mask, is_causal=is_causal)
             return out
-        mask = _additive_mask(attn_mask, q, k.shape[2])
+        mask = _additive_mask(attn_mask, q, k.shape[2], self._num_appended())
         if key_mask is not None:
             mask = mask.masked_fill(~key_mask[:, None, None, :], float("-inf"))
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=getattr(self.attention, "scale", None),
         )
+
+    def _num_appended(self) -> int:
+        """How many keys `add_bias_kv` and `add_zero_attn` add."""
+        return int(self.bias_k is not None) + int(self.add_zero_attn)
 
 
 def _as_key_mask(key_padding_mask: Tensor | None, batch: int, size: int) -> Tensor | None:
     """True = attend, from torch's True = ignore; an additive mask of zeros and -inf is understood too."""
     if key_padding_mask is None:
         return None
+    if not isinstance(key_padding_mask, Tensor):
+        raise MaskError(
+            f"key_padding_mask must be a bool tensor ({batch}, {size}); got {type(key_padding_mask).__name__}"
+        )
     if key_padding_mask.shape != (batch, size):
         raise MaskError(f"key_padding_mask must have shape ({batch}, {size}); got {tuple(key_padding_mask.shape)}")
     if key_padding_mask.dtype == torch.bool:
@@ -245,8 +289,13 @@ def _is_causal_mask(attn_mask: Tensor, length: int, size: int) -> bool:
     return visible_is_zero and bool((hidden == torch.ones_like(hidden).triu(1)).all())
 
 
-def _additive_mask(attn_mask: Tensor, q: Tensor, size: int) -> Tensor:
+def _additive_mask(attn_mask: Tensor, q: Tensor, size: int, appended: int) -> Tensor:
     """torch's (L, S) or (B H, L, S) mask as an additive (B or 1, H or 1, L, S), open for appended keys."""
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise MaskError(
+            f"attn_mask must be bool, True = ignore, or float to be added to the scores; got {attn_mask.dtype}. "
+            "Convert a 1 = ignore mask with attn_mask.bool(), a 1 = attend mask with attn_mask == 0"
+        )
     if attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask, float("-inf"))
     if attn_mask.dim() == 3:
@@ -257,7 +306,8 @@ def _additive_mask(attn_mask: Tensor, q: Tensor, size: int) -> Tensor:
         attn_mask = attn_mask[None, None]
     else:
         raise MaskError(f"attn_mask must have 2 or 3 dimensions; got shape {tuple(attn_mask.shape)}")
-    extra = size - attn_mask.shape[-1]
-    if attn_mask.shape[-2] != q.shape[2] or extra not in (0, 1, 2):
-        raise MaskError(f"attn_mask must be ({q.shape[2]}, S) in its last axes; got {tuple(attn_mask.shape)}")
-    return F.pad(attn_mask, (0, extra)).to(q.dtype)
+    if attn_mask.shape[-2:] != (q.shape[2], size - appended):
+        raise MaskError(
+            f"attn_mask must be ({q.shape[2]}, {size - appended}) in its last axes; got {tuple(attn_mask.shape)}"
+        )
+    return F.pad(attn_mask, (0, appended)).to(q.dtype)

@@ -21,8 +21,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyformer.checks import check_mask, check_probability, check_query_key_value
-from skyformer.errors import InputError
+from skyformer.checks import (
+    check_at_least,
+    check_mask,
+    check_positive,
+    check_probability,
+    check_query_key_value,
+)
 from skyformer.kernels import Kernel, get_kernel
 from skyformer.noise import draw_seed
 from skyformer.precision import at_least_float32, without_autocast
@@ -64,15 +69,19 @@ def kernel_product(
     Returns:
         (B, H, L, Pv), in the dtype of `x`; float16 and bfloat16 are computed in float32.
     """
-    check_query_key_value(x, y, v)
+    check_query_key_value(x, y, v, ("x", "y", "v"))
     check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
     check_probability("dropout_p", dropout_p)
-    if memory_budget < 0:
-        raise InputError(f"memory_budget must not be negative; got {memory_budget!r}")
+    check_positive("scale", scale)
+    check_at_least("memory_budget", memory_budget, 0)
+    chosen = get_kernel(kernel)
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0)
+        if not chosen.radial:
+            # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
+            y = y.masked_fill(~key_mask[:, None, :, None], 0)
     plan = _Plan(
-        kernel=get_kernel(kernel),
+        kernel=chosen,
         scale=scale,
         is_causal=is_causal,
         dropout_p=dropout_p,
@@ -226,7 +235,7 @@ class _Grid:
 
 def block_shape(count: int, rows: int, columns: int) -> tuple[int, int]:
     """Sizes of a block of the (rows, columns) matrix: the shorter side stays whole while it is short."""
-    short = min(rows, columns, SHORT_SIDE)
+    short = max(1, min(rows, columns, SHORT_SIDE))
     long = max(64, BLOCK_ELEMENTS // max(1, count * short))
     return (short, long) if rows <= columns else (long, short)
 

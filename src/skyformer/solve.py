@@ -1,4 +1,4 @@
-"""The d x d solve between Skyformer's two products: u = (M + gamma I)^-1 r, by Cholesky or by the paper's Schulz iteration.
+"""The solve between Skyformer's two products, u = (M + gamma I)^-1 r: by Cholesky or the paper's Schulz iteration.
 
 Both are differentiated implicitly, never through their steps: with u = A^-1 r and A symmetric,
 
@@ -41,11 +41,15 @@ class Solver(abc.ABC):
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
     """A = L L^T. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its mean), then
-    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` when none does."""
+    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if none does."""
 
     name = "cholesky"
     jitter: float = 1e-6
     retries: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive("jitter", self.jitter)
+        check_at_least("retries", self.retries, 0)
 
     def prepare(self, matrix: Tensor) -> Tensor:
         factor: Tensor = _cholesky(matrix, self.jitter, self.retries)
@@ -62,7 +66,7 @@ class SchulzSolver(Solver):
 
         X <- X (13 I - N X (15 I - N X (7 I - N X))) / 4,        X_0 = I
 
-    whose residual |I - N X| shrinks as the fourth power in every step. Its gradient takes the approximate inverse
+    whose residual R = I - N X turns into (3 R^3 + R^4) / 4 in every step. Its gradient takes the approximate inverse
     for the true one, so the number of steps should make `schulz_residual` small."""
 
     name = "schulz"
@@ -86,7 +90,7 @@ def get_solver(solver: str | Solver) -> Solver:
     """A solver by name with its default settings, or the object itself."""
     if isinstance(solver, Solver):
         return solver
-    if solver not in SOLVERS:
+    if not isinstance(solver, str) or solver not in SOLVERS:
         raise UnknownNameError("solver", solver, SOLVERS)
     return SOLVERS[solver]
 
@@ -144,26 +148,29 @@ def schulz_residual(matrix: Tensor, num_iterations: int) -> Tensor:
 @torch.library.custom_op("skyformer::cholesky", mutates_args=())
 def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     """An operator of its own, so that torch.compile does not trip over the retries."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if not bool(failed.any()):
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if not bool(info.any()):
         return factor
-    mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
+    first_failed = failed = info > 0
+    mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None].expand(matrix.shape[:-1])
+    added = 0.0
     for attempt in range(retries):
         added = jitter * 10**attempt
-        # Only the matrices that failed are changed, so that no example depends on its batch.
-        raised = torch.where(failed[..., None] > 0, added * mean_diagonal, torch.zeros_like(mean_diagonal))
-        factor, still_failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(raised.expand(matrix.shape[:-1])))
-        if not bool(still_failed.any()):
+        retried, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(added * mean_diagonal))
+        # Only matrices that still fail are changed, each as little as it needs: no example depends on its batch.
+        factor = torch.where(failed[..., None, None], retried, factor)
+        failed = failed & (info > 0)
+        if not bool(failed.any()):
             warnings.warn(
-                f"{int((failed > 0).sum())} of {failed.numel()} matrices were not positive definite and got "
+                f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite and got up to "
                 f"{added:.0e} of their mean diagonal added; a larger gamma avoids this",
                 JitterWarning,
                 stacklevel=2,
             )
             return factor
     raise SolveError(
-        f"{int((failed > 0).sum())} of {failed.numel()} matrices of size {matrix.shape[-1]} stayed indefinite with "
-        f"{jitter * 10 ** (retries - 1):.0e} of their mean diagonal added; are the inputs finite? "
+        f"{int(failed.sum())} of {failed.numel()} matrices of size {matrix.shape[-1]} stayed indefinite with "
+        f"{added:.0e} of their mean diagonal added; are the inputs finite? "
         "Otherwise raise gamma, or use solver='schulz'"
     )
 

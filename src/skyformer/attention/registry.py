@@ -34,7 +34,7 @@ def list_attentions() -> list[str]:
 def attention_class(name: str) -> type[Attention]:
     """The class behind a name."""
     known = _known()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnknownNameError("attention", name, known)
     return known[name]
 
