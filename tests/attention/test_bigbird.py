@@ -57,9 +57,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("length", "block_size", "num_random"), [(1, 4, 3), (40, 4, 3), (97, 5, 2), (61, 4, 0), (64, 1, 3)]
 )
-def test_is_dense_attention_under_its_mask(
-    length: int, block_size: int, num_random: int, masked: bool
-) -> None:
+def test_is_dense_attention_under_its_mask(length: int, block_size: int, num_random: int, masked: bool) -> None:
     inputs = draw(length)
     tokens = torch.rand(2, length) > 0.4 if masked else torch.ones(2, length, dtype=torch.bool)
     mask = torch.stack([token_mask(t, block_size, num_random, seeded()) for t in tokens])
@@ -116,9 +114,7 @@ def test_few_blocks_are_full_attention() -> None:
 
 
 def test_random_blocks_are_spread_evenly() -> None:
-    masks = torch.stack(
-        [bigbird_block_mask(20, HEADS, generator=seeded(seed)) for seed in range(300)]
-    ).float()
+    masks = torch.stack([bigbird_block_mask(20, HEADS, generator=seeded(seed)) for seed in range(300)]).float()
     chosen = masks[:, :, 10].mean((0, 1))
     free = [b for b in range(1, 19) if abs(b - 10) > 1]
     assert (chosen[free] - 3 / len(free)).abs().max() < 0.06
@@ -139,17 +135,13 @@ def test_the_pattern_is_fixed_in_training() -> None:
     assert torch.equal(attention.eval()(*inputs), first)
     generator = seeded(attention.seed)
     assert torch.equal(attention.block_mask(80), bigbird_block_mask(20, HEADS, generator=generator))
-    torch.testing.assert_close(
-        bigbird_attention(*inputs, block_size=4, generator=seeded(attention.seed)), first
-    )
+    torch.testing.assert_close(bigbird_attention(*inputs, block_size=4, generator=seeded(attention.seed)), first)
 
 
 def test_dropout_keeps_the_mean() -> None:
     q, k, v = (x.detach() for x in draw(40))
     exact = bigbird_attention(q, k, v, block_size=4, generator=seeded())
-    dropped = [
-        bigbird_attention(q, k, v, block_size=4, dropout_p=0.3, generator=seeded()) for _ in range(60)
-    ]
+    dropped = [bigbird_attention(q, k, v, block_size=4, dropout_p=0.3, generator=seeded()) for _ in range(60)]
     assert not torch.equal(dropped[0], exact)
     assert (sum(dropped) / 60 - exact).norm() < 0.25 * exact.norm()
 
@@ -176,8 +168,7 @@ def test_agrees_with_transformers() -> None:
     peer = modeling.BigBirdBlockSparseAttention(config, seed=0).double().train()
     hidden = torch.randn(2, num_blocks * size, HEADS * head_dim, dtype=torch.float64)
     q, k, v = (
-        layer(hidden).view(2, -1, HEADS, head_dim).transpose(1, 2)
-        for layer in (peer.query, peer.key, peer.value)
+        layer(hidden).view(2, -1, HEADS, head_dim).transpose(1, 2) for layer in (peer.query, peer.key, peer.value)
     )
     blocks = bigbird_block_mask(num_blocks, HEADS, generator=seeded())
     peer._bigbird_block_rand_mask_with_head = lambda **_: random_blocks_of(blocks)
@@ -194,6 +185,4 @@ def random_blocks_of(blocks: Tensor) -> list:
     known = torch.zeros_like(blocks[0]).fill_diagonal_(True)
     known |= known.roll(1, 0) | known.roll(-1, 0)
     known[:, [0, -1]] = True
-    return [
-        torch.stack([(head & ~known)[row].nonzero().squeeze(1) for row in middle]).numpy() for head in blocks
-    ]
+    return [torch.stack([(head & ~known)[row].nonzero().squeeze(1) for row in middle]).numpy() for head in blocks]

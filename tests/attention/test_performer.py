@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from skyformer.attention.performer import PerformerAttention, draw_projection, performer_attention
 from skyformer.errors import InputError, ShapeError, UnknownNameError
@@ -26,9 +27,7 @@ class TestPerformerRelu(AttentionSuite):
     options: ClassVar = {"num_features": 24, "feature_map": "relu"}
 
 
-def draw(
-    length: int = 40, size: int = 40, head_dim: int = 8, value_dim: int = 5
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw(length: int = 40, size: int = 40, head_dim: int = 8, value_dim: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     shapes = ((length, head_dim), (size, head_dim), (size, value_dim))
     return tuple(torch.randn(2, 3, *shape, dtype=torch.float64) for shape in shapes)
 
@@ -36,9 +35,7 @@ def draw(
 def positive_features(x: Tensor, projection: Tensor, scale: float) -> Tensor:
     """phi(x) as it is written on paper: (..., m)."""
     x = x * scale**0.5
-    return (x @ projection.T.double() - x.square().sum(-1, keepdim=True) / 2).exp() / projection.shape[
-        0
-    ] ** 0.5
+    return (x @ projection.T.double() - x.square().sum(-1, keepdim=True) / 2).exp() / projection.shape[0] ** 0.5
 
 
 def dense_performer(
@@ -92,7 +89,8 @@ def test_features_are_unbiased_for_the_softmax_kernel() -> None:
     estimates = torch.stack(
         [
             positive_features(q, projection, scale) @ positive_features(k, projection, scale).mT
-            for projection in (draw_projection(32, 8, seed) for seed in range(400))
+            # Runs of P rows are independent, so one long draw is many short ones.
+            for projection in draw_projection(400 * 32, 8, 0).view(400, 32, 8)
         ]
     )
     expected = (q @ k.mT * scale).exp()
@@ -118,9 +116,7 @@ def test_converges_to_softmax_attention() -> None:
 def test_causal_converges_to_causal_softmax_attention() -> None:
     q, k, v = draw()
     q, k = q / 2, k / 2
-    out = performer_attention(
-        q, k, v, is_causal=True, num_features=8192, generator=torch.Generator().manual_seed(0)
-    )
+    out = performer_attention(q, k, v, is_causal=True, num_features=8192, generator=torch.Generator().manual_seed(0))
     assert relative_error(out, softmax_attention(q, k, v, is_causal=True)) < 0.05
 
 
@@ -149,17 +145,15 @@ def test_orthogonal_rows_beat_independent_ones() -> None:
         estimate = positive_features(q, projection, 0.25) @ positive_features(k, projection, 0.25).mT
         return float(((estimate - exact) / exact).square().mean())
 
-    orthogonal = sum(error(draw_projection(16, 16, seed)) for seed in range(100))
-    independent = sum(error(torch.randn(16, 16)) for _ in range(100))
+    orthogonal = sum(error(projection) for projection in draw_projection(100 * 16, 16, 0).view(100, 16, 16))
+    independent = sum(error(projection) for projection in torch.randn(100, 16, 16))
     assert orthogonal < independent
 
 
 def test_rows_of_the_normaliser_do_not_underflow() -> None:
     """A key of large norm leaves features that are all tiny; the output is still a mean of the values."""
     q, k, v = (x.float() for x in draw())
-    ones = performer_attention(
-        100 * q, 100 * k, torch.ones_like(v), generator=torch.Generator().manual_seed(0)
-    )
+    ones = performer_attention(100 * q, 100 * k, torch.ones_like(v), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ones, torch.ones_like(ones))
 
 
@@ -182,6 +176,24 @@ def test_redraws_on_schedule_in_training_only() -> None:
     for _ in range(5):
         attention(*inputs)
     assert torch.equal(attention.projection, seen[-1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_repeats_a_call_with_the_same_features(use_reentrant: bool) -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=1)
+    inputs = tuple(x.float().requires_grad_() for x in draw())
+    for _ in range(2):
+        out = checkpoint(attention, *inputs, use_reentrant=use_reentrant)
+        expected = performer_attention(*inputs, projection=attention.projection.clone())
+        for a, e in zip(grads(out, inputs), grads(expected, inputs), strict=True):
+            torch.testing.assert_close(a, e)
+
+
+def grads(out: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    for x in inputs:
+        x.grad = None
+    out.square().sum().backward()
+    return [x.grad for x in inputs]
 
 
 def test_never_redraws_with_interval_zero() -> None:
@@ -246,6 +258,4 @@ def test_agrees_with_performer_pytorch() -> None:
         for x, is_query in ((q, True), (k, False))
     ]
     expected = peer.linear_attention(*features, v)
-    torch.testing.assert_close(
-        performer_attention(q, k, v, projection=projection), expected, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(performer_attention(q, k, v, projection=projection), expected, rtol=1e-4, atol=1e-5)

@@ -55,9 +55,7 @@ def chunks_mask(buckets: Tensor, tokens: Tensor, chunk_size: int) -> Tensor:
     seen = torch.zeros(len(tokens), len(tokens), dtype=torch.float64)
     for bucket in buckets.tolist():
         order = sorted((bucket[i], i) for i in range(len(tokens)) if tokens[i])
-        chunks = [
-            [i for _, i in order[start : start + chunk_size]] for start in range(0, len(order), chunk_size)
-        ]
+        chunks = [[i for _, i in order[start : start + chunk_size]] for start in range(0, len(order), chunk_size)]
         for number, chunk in enumerate(chunks):
             visible = {*chunk, *chunks[number - 1]}
             for i in chunk:
@@ -106,9 +104,7 @@ def test_one_chunk_and_one_bucket_are_dense_causal_attention() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(
-    ("length", "chunk_size", "num_hashes"), [(40, 4, 1), (41, 5, 3), (23, 1, 2), (97, 16, 4)]
-)
+@pytest.mark.parametrize(("length", "chunk_size", "num_hashes"), [(40, 4, 1), (41, 5, 3), (23, 1, 2), (97, 16, 4)])
 def test_many_chunks_are_dense_attention_under_their_masks(
     length: int, chunk_size: int, num_hashes: int, is_causal: bool, masked: bool
 ) -> None:
@@ -189,9 +185,7 @@ def test_more_rounds_come_closer_to_dense_attention() -> None:
 def test_dropout_keeps_the_mean() -> None:
     q, k, v = (x.detach() for x in draw(40))
     exact = reformer_attention(q, k, v, chunk_size=4, generator=seeded())
-    dropped = [
-        reformer_attention(q, k, v, chunk_size=4, dropout_p=0.3, generator=seeded()) for _ in range(60)
-    ]
+    dropped = [reformer_attention(q, k, v, chunk_size=4, dropout_p=0.3, generator=seeded()) for _ in range(60)]
     assert not torch.equal(dropped[0], exact)
     assert (sum(dropped) / 60 - exact).norm() < 0.25 * exact.norm()
 
@@ -240,10 +234,7 @@ def test_agrees_with_transformers() -> None:
     )
     peer = modeling.LSHSelfAttention(config).double().eval()
     hidden = torch.randn(2, length, HEADS * head_dim, dtype=torch.float64)
-    q, v = (
-        layer(hidden).view(2, length, HEADS, head_dim).transpose(1, 2)
-        for layer in (peer.query_key, peer.value)
-    )
+    q, v = (layer(hidden).view(2, length, HEADS, head_dim).transpose(1, 2) for layer in (peer.query_key, peer.value))
     buckets = lsh_buckets(q, num_hashes=1, num_buckets=num_buckets, generator=seeded())
     expected = peer(hidden, buckets=buckets).hidden_states
     actual = reformer_attention(q, q, v, chunk_size=chunk_size, buckets=buckets)

@@ -153,9 +153,7 @@ def check_feature_map(feature_map: str) -> None:
 
 def _check_projection(projection: Tensor, head_dim: int) -> None:
     if projection.dim() != 2 or projection.shape[0] == 0 or projection.shape[1] != head_dim:
-        raise ShapeError(
-            f"projection must have shape (m, {head_dim}) with m >= 1; got {tuple(projection.shape)}"
-        )
+        raise ShapeError(f"projection must have shape (m, {head_dim}) with m >= 1; got {tuple(projection.shape)}")
 
 
 def _peak(logits: Tensor, dim: int) -> Tensor:
@@ -266,6 +264,8 @@ class PerformerAttention(Attention):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _count_call(self) -> None:
         # Out of the compiler's sight: a number that changes with every call would compile every call anew.
+        if torch._C._current_graph_task_id() != -1:
+            return  # Activation checkpointing repeats a call inside the backward; it must find the same features.
         if self.calls_since_redraw >= self.redraw_interval:
             self.redraw_projection()
         self.calls_since_redraw += 1

@@ -122,9 +122,7 @@ def lsh_buckets(
 def check_num_buckets(num_buckets: int) -> None:
     check_at_least("num_buckets", num_buckets, 2)
     if num_buckets % 2:
-        raise InputError(
-            f"num_buckets must be even, as directions come with their opposites; got {num_buckets}"
-        )
+        raise InputError(f"num_buckets must be even, as directions come with their opposites; got {num_buckets}")
 
 
 def _check_buckets(buckets: Tensor, query: Tensor) -> None:
@@ -192,9 +190,7 @@ class _Look:
     hidden: tuple[Tensor, ...]
 
     @staticmethod
-    def back(
-        buckets: Tensor, order: Order, tokens: Tensor | None, key_mask: Tensor | None, plan: _Plan
-    ) -> _Look:
+    def back(buckets: Tensor, order: Order, tokens: Tensor | None, key_mask: Tensor | None, plan: _Plan) -> _Look:
         """For buckets (B, H R, n) in their order."""
         size, chunks = plan.chunk_size, buckets.shape[2] // plan.chunk_size
         look = _Look(_last_chunk(tokens, size, torch.full(buckets.shape[:1], chunks - 1, device=buckets.device)), ())
