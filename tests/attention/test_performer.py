@@ -138,7 +138,7 @@ def test_projection_rows_have_gaussian_moments() -> None:
 
 def test_orthogonal_rows_beat_independent_ones() -> None:
     q, k, _ = draw(20, 20, 16)
-    q, k = q / 2, k / 2
+    q, k = q / 4, k / 4
     exact = (q @ k.mT / 4).exp()
 
     def error(projection: Tensor) -> float:
