@@ -187,7 +187,7 @@ class LeverageSampler(Sampler):
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
-        return torch.where(short[:, None, None], _pad_slots(exact, num_landmarks), rows)
+        return torch.where(short[:, None, None], *(_pad_slots(r, num_landmarks) for r in (exact, rows)))
 
     def _exact_rows(
         self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: int
