@@ -1,6 +1,6 @@
 """MultiheadAttention in place of nn.MultiheadAttention: same weights, same masks, another attention inside.
 
-    python examples/drop_in.py
+python examples/drop_in.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Exact Kernelized Attention and Skyformer as functions, in place of F.scaled_dot_product_attention.
 
-    python examples/functional.py
+python examples/functional.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Attention over a million tokens, forward and backward, on a laptop's memory.
 
-    python examples/million_tokens.py [--tokens 1048576]
+python examples/million_tokens.py [--tokens 1048576]
 """
 
 import argparse
