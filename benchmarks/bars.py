@@ -84,7 +84,7 @@ def time_bars() -> list[Bar]:
 def peer_bars() -> list[Bar]:
     """Functions face the function, layers with projections face the layer."""
     layer = layer_contender("skyformer")
-    peers = [peer for peer in PEERS if peer.available()]
+    peers = [peer for peer in PEERS if peer.available() and peer.rival not in ("bigbird", "reformer")]
     taken = times([SKYFORMER, layer, *peers], LONG, 7)
     bars = []
     for peer in peers:

@@ -82,6 +82,9 @@ class Contender:
     layer: bool
     build: Callable[[Setting], Callable[..., Tensor]]
     requires: str | None = None
+    """The package it comes from, if not this one."""
+    rival: str | None = None
+    """The attention of this package that is of the same kind."""
 
     def available(self) -> bool:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
@@ -107,6 +110,8 @@ def layer_contender(name: str) -> Contender:
 
     def build(setting: Setting) -> Callable[..., Tensor]:
         options = _feature_options(name, setting)
+        if name == "linformer":
+            options["max_length"] = setting.length
         width = setting.heads * setting.head_dim
         layer = MultiheadAttention(width, setting.heads, batch_first=True, attention=name, **options)
         return _FirstOutput(layer.to(DTYPES[setting.dtype]))
@@ -186,37 +191,76 @@ def _transformers_nystromformer(setting: Setting) -> nn.Module:
         segment_means_seq_len=setting.length,
         attention_probs_dropout_prob=0.0,
     )
-    return _OnlyHidden(NystromformerSelfAttention(config).to(DTYPES[setting.dtype]))
+    return _Positional(NystromformerSelfAttention(config).to(DTYPES[setting.dtype]))
 
 
-class _OnlyHidden(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
+def _transformers_bigbird(setting: Setting) -> nn.Module:
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    config = BigBirdConfig(
+        hidden_size=setting.heads * setting.head_dim,
+        num_attention_heads=setting.heads,
+        attention_probs_dropout_prob=0.0,
+    )
+    layer = BigBirdBlockSparseAttention(config, seed=setting.seed).to(DTYPES[setting.dtype])
+    everything = torch.ones(setting.batch, setting.length)
+    blocked, band, start, end = BigBirdModel.create_masks_for_block_sparse_attn(everything, config.block_size)
+    return _Positional(layer, (band, start, end, blocked, blocked))
+
+
+def _transformers_reformer(setting: Setting) -> nn.Module:
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    config = ReformerConfig(
+        hidden_size=setting.heads * setting.head_dim,
+        num_attention_heads=setting.heads,
+        attention_head_size=setting.head_dim,
+        lsh_attn_chunk_length=32,
+        num_hashes=2,
+        num_buckets=64,
+        lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=False,
+    )
+    return _Positional(LSHSelfAttention(config).to(DTYPES[setting.dtype]))
+
+
+class _Positional(nn.Module):
+    """A layer that takes x and a few masks, and returns its output first."""
+
+    def __init__(self, layer: nn.Module, masks: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.masks = layer, masks
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)[0]
+        out: Tensor = self.layer(x, *self.masks)[0]
         return out
 
 
 SDPA = Contender("sdpa", False, lambda setting: F.scaled_dot_product_attention)
 PLAIN_LINFORMER = Contender("plain linformer", False, _PlainLinformer)
 PEERS = (
-    Contender("nystrom-attention", True, _nystrom_attention, "nystrom_attention"),
-    Contender("performer-pytorch", False, _performer, "performer_pytorch"),
-    Contender("linformer", True, _linformer, "linformer"),
-    Contender("transformers Nystromformer", True, _transformers_nystromformer, "transformers"),
+    Contender("nystrom-attention", True, _nystrom_attention, "nystrom_attention", "nystromformer"),
+    Contender("performer-pytorch", False, _performer, "performer_pytorch", "performer"),
+    Contender("linformer package", True, _linformer, "linformer", "linformer"),
+    Contender("transformers Nystromformer", True, _transformers_nystromformer, "transformers", "nystromformer"),
+    Contender("transformers BigBird", True, _transformers_bigbird, "transformers", "bigbird"),
+    Contender("transformers Reformer", True, _transformers_reformer, "transformers", "reformer"),
 )
 
 
 def choose_contenders(attentions: list[str], peers: bool) -> list[Contender]:
-    """`F.scaled_dot_product_attention` first, then the attentions asked for, then the peers and what they face."""
+    """`F.scaled_dot_product_attention` first, then the attentions asked for; then the peers, and as layers what they
+    face: Skyformer, and the attention of their own kind if it was asked for."""
     names = list_attentions() if attentions == ["all"] else attentions
     chosen = [SDPA] + [attention_contender(name) for name in names if name != "softmax"]
-    if peers:
-        chosen += [PLAIN_LINFORMER, layer_contender("skyformer")]
-        chosen += [peer for peer in PEERS if peer.available()]
-    return chosen
+    if not peers:
+        return chosen
+    faced = [peer for peer in PEERS if peer.available() and (peer.rival in names or attentions != ["all"])]
+    rivals = [peer.rival for peer in faced if peer.layer and peer.rival in names]
+    layers = dict.fromkeys(["skyformer", *(rival for rival in rivals if rival is not None)])
+    return [*chosen, PLAIN_LINFORMER, *(layer_contender(name) for name in layers), *faced]
 
 
 def missing_peers() -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from skyformer.attention import list_attentions
 from skyformer.bench.contenders import Contender, Setting
+from skyformer.bench.measure import relative_error
 from skyformer.errors import SkyformerError
 from skyformer.functional import GAMMA, skyformer_attention
 from skyformer.kernels import GaussianKernel
@@ -23,8 +26,8 @@ class IncorrectError(SkyformerError):
 
 def check_contender(contender: Contender, setting: Setting) -> None:
     """Raises `IncorrectError` unless the contender is right on a short sequence."""
-    # Ours must take any length; other packages may ask for a multiple of the landmarks.
-    length = 301 if contender.requires is None else 2 * setting.landmarks
+    # Ours must take any length; other packages may ask for a multiple of the landmarks, or for many blocks.
+    length = 301 if contender.requires is None else 8 * setting.landmarks
     short = replace(setting, length=min(setting.length, length), batch=1)
     job = contender.job(short)
     out = job.forward()
@@ -35,6 +38,8 @@ def check_contender(contender: Contender, setting: Setting) -> None:
         raise IncorrectError(f"{contender.name}: a gradient is missing or not finite")
     if contender.name in REFERENCES:
         _compare(contender, short, REFERENCES[contender.name])
+    elif contender.name in list_attentions():
+        _compare_with_itself(contender, short)
 
 
 def _compare(contender: Contender, setting: Setting, reference: Callable[..., Tensor]) -> None:
@@ -44,6 +49,18 @@ def _compare(contender: Contender, setting: Setting, reference: Callable[..., Te
         error = float((a.double() - e).norm() / e.norm())
         if not error < TOLERANCE[setting.dtype]:
             raise IncorrectError(f"{contender.name}: {name} is off by {error:.1e} of a dense float64 computation")
+
+
+def _compare_with_itself(contender: Contender, setting: Setting) -> None:
+    """For mechanisms whose dense references live in the tests: the same module in float64 must agree."""
+    module = contender.build(setting)
+    assert isinstance(module, nn.Module)
+    low, high = module.eval(), copy.deepcopy(module).double()
+    inputs = [x.detach() for x in setting.draw()]
+    with torch.no_grad():
+        error = relative_error(low(*inputs), high(*(x.double() for x in inputs)))
+    if not error < 10 * TOLERANCE[setting.dtype]:
+        raise IncorrectError(f"{contender.name}: off by {error:.1e} of itself in float64")
 
 
 def _outputs(run: Callable[..., Tensor], setting: Setting, dtype: torch.dtype) -> list[Tensor]:

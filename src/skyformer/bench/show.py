@@ -33,6 +33,19 @@ def as_table(result: BenchResult) -> Table:
     return table
 
 
+def as_rivalry(result: BenchResult) -> Table | None:
+    """Our attentions against packages of the same kind, by the median of whole steps; None if there are none."""
+    table = Table(title="against packages of the same kind: our time / theirs")
+    for title in ("tokens", "ours", "theirs", "ratio"):
+        table.add_column(title, justify="right" if title in ("tokens", "ratio") else "left")
+    times = {(row.length, row.name): row.median_seconds for row in result.rows}
+    for row in result.rows:
+        ours = None if row.rival is None else times.get((row.length, row.rival))
+        if row.rival is not None and ours is not None:
+            table.add_row(f"{row.length:,}", row.rival, row.name, f"{ours / row.median_seconds:.2f}x")
+    return table if table.row_count else None
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.name,

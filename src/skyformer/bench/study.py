@@ -40,6 +40,7 @@ class Row:
     added_bytes: int
     input_bytes: int
     error: float | None
+    rival: str | None = None
     speedup: float | None = None
     memory_ratio: float | None = None
 
@@ -119,6 +120,7 @@ def _row(contender: Contender, setting: Setting, timing: Timing, fresh: Fresh) -
         how_timed=timing.how,
         added_bytes=fresh.added_bytes,
         input_bytes=fresh.input_bytes,
+        rival=None if contender.rival is None else contender.rival + (" layer" if contender.layer else ""),
         error=None if exact and setting.length > 16384 else approximation_error(contender, setting),
     )
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from skyformer.bench.contenders import Setting, choose_contenders, missing_peers
-from skyformer.bench.show import as_table, draw
+from skyformer.bench.show import as_rivalry, as_table, draw
 from skyformer.bench.study import run_benchmark
 from skyformer.errors import InputError
 
@@ -70,6 +70,9 @@ def attention(
             keep=lambda partial: partial.write(output / "attention.json"),
         )
     console.print(as_table(result))
+    rivalry = as_rivalry(result)
+    if rivalry is not None:
+        console.print(rivalry)
     for file in (output / "attention.json", *draw(result, output)):
         console.print(f"wrote {file}")
 
