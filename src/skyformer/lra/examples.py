@@ -1,4 +1,4 @@
-"""Examples in bulk: flat symbols and lengths, which is how readers, generators and the writer pass them on."""
+"""Examples in bulk: flat symbols and lengths, as readers, generators and the writer pass them on."""
 
 from __future__ import annotations
 

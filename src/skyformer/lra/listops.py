@@ -1,9 +1,10 @@
 """ListOps: LRA's notation, its value, and a generator that grows whole forests of expressions at once.
 
-`tokenize` and `evaluate` read the notation of LRA's files, `( ( [MAX 2 ) 9 ) ] )`, where parentheses carry no meaning.
-The generator follows LRA's distribution: a node above the greatest depth is an operator with probability 0.25 and has
-two to ten arguments; expressions are kept when their length (operators, digits and closing brackets) lies strictly
-between 500 and 2,000. Instead of one recursive tree at a time it grows thousands level by level with NumPy.
+`tokenize` and `evaluate` read the notation of LRA's files, `( ( [MAX 2 ) 9 ) ] )`, where parentheses carry
+no meaning. The generator follows LRA's distribution: a node above the greatest depth is an operator with
+probability 0.25 and has two to ten arguments; expressions are kept when their length (operators, digits and
+closing brackets) lies strictly between 500 and 2,000. Instead of one recursive tree at a time it grows
+thousands level by level with NumPy.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def to_symbols(source: str) -> list[int]:
 
 
 def tokenize(source: str) -> list[int]:
-    """Token ids of an expression: digits are 1 to 10, `[MIN [MAX [MED [SM` 11 to 14, the closing bracket 15."""
+    """Token ids of an expression: digits 1 to 10, `[MIN [MAX [MED [SM` 11 to 14, the closing bracket 15."""
     return [symbol + FIRST_SYMBOL_ID for symbol in to_symbols(source)]
 
 
@@ -101,7 +102,7 @@ def _excerpt(symbols: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """LRA's settings. Lengths count operators, digits and closing brackets, and lie strictly between the bounds."""
+    """LRA's settings. Lengths count operators, digits and closing brackets; the bounds are excluded."""
 
     max_depth: int = 10
     max_arguments: int = 10
@@ -112,7 +113,7 @@ class ListOpsOptions:
 
 @dataclass(frozen=True)
 class _Level:
-    """All nodes of one depth, over a whole forest; the children of a node are neighbours in the next level."""
+    """All nodes of one depth, over a whole forest; a node's children are neighbours in the next level."""
 
     tree: Integers
     arity: Integers
@@ -141,7 +142,7 @@ _TREES_A_FOREST = 2_048
 def generate(
     count: int, stream: Sequence[int], seen: set[bytes], options: ListOpsOptions = ListOpsOptions()
 ) -> Iterator[Examples]:
-    """`count` expressions whose fingerprints are not in `seen`, where they are added; `stream` seeds the draws."""
+    """`count` expressions whose fingerprints are not in `seen` yet; `stream` seeds the random numbers."""
     forest_number = 0
     while count > 0:
         rng = np.random.default_rng([*stream, forest_number])
@@ -153,7 +154,7 @@ def generate(
 
 
 def _without_repeats(forest: Examples, seen: set[bytes], count: int) -> Examples:
-    fresh = []
+    fresh: list[int] = []
     for number, row in enumerate(forest.tokens.rows()):
         fingerprint = blake2b(row.tobytes(), digest_size=16).digest()
         if fingerprint not in seen and len(fresh) < count:
@@ -193,7 +194,9 @@ def _new_level(
 
 def _only_of_wanted_length(levels: list[_Level], options: ListOpsOptions) -> list[_Level]:
     # A digit is one word; an operator is two, itself and its closing bracket.
-    lengths = sum(np.bincount(level.tree, 1.0 + level.operators, _TREES_A_FOREST) for level in levels)
+    lengths = np.zeros(_TREES_A_FOREST)
+    for level in levels:
+        lengths += np.bincount(level.tree, 1.0 + level.operators, _TREES_A_FOREST)
     kept = (lengths > options.longer_than) & (lengths < options.shorter_than)
     new_number = np.cumsum(kept) - 1
     return [level.only(kept, new_number) for level in levels]
@@ -224,7 +227,7 @@ def _apply(level: _Level, arguments: Integers) -> Integers:
 
 
 def _write_out(levels: list[_Level], sizes: list[Integers]) -> Symbols:
-    """All expressions end to end: each node knows its place from its parent's and its elder siblings' sizes."""
+    """All expressions end to end: a node's place follows from its parent's and its elder siblings' sizes."""
     words = np.full(int(sizes[0].sum()), CLOSE, np.uint8)
     place = np.cumsum(sizes[0]) - sizes[0]
     for depth, level in enumerate(levels):
@@ -238,4 +241,5 @@ def _places_of_children(level: _Level, place: Integers, child_sizes: Integers) -
     counts, starts = level.arity[level.operators], level.first_child
     before = np.cumsum(child_sizes) - child_sizes
     shift = place[level.operators] + 1 - before[starts]
-    return before + np.repeat(shift, counts)
+    places: Integers = before + np.repeat(shift, counts)
+    return places

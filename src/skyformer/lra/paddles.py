@@ -1,8 +1,9 @@
 """The strokes Pathfinder is drawn with: every paddle that can occur, drawn once, and the steps between them.
 
-Coordinates are (row, column) and angles turn from the column axis to the row axis. A snake's next paddle ends on one of
-the pixels of a small circle, so its direction is one of a handful; only a snake's first paddle can point along any
-whole degree. So all paddles fit in one table, and growing a snake is a matter of looking things up.
+Coordinates are (row, column) and angles turn from the column axis to the row axis. A snake's next paddle
+ends on one of the pixels of a small circle, so its direction is one of a handful; only a snake's first
+paddle can point along any whole degree. So all paddles fit in one table, and growing a snake is a matter of
+looking things up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ DEGREES = np.arange(-180, 180)
 
 def step(angles: Floats, distance: float) -> Offsets:
     """How far `distance` along each angle moves a pixel, rounded up as the original does."""
-    # The original rounds the sum of pixel and step, which swallows errors of 1e-16; adding SIDE does the same.
+    # The original rounds the sum of pixel and step, which swallows errors of 1e-16; adding SIDE does the
+    # same.
     moved = SIDE + distance * np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     return np.ceil(moved).astype(np.int64) - SIDE
 
@@ -44,7 +46,8 @@ def turned_back(angles: Floats) -> Floats:
 def disc(radius: int) -> Offsets:
     """The offsets of the pixels within `radius`."""
     grid = np.stack(np.meshgrid(*[np.arange(-radius, radius + 1)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
-    return grid[(grid**2).sum(axis=1) <= radius**2]
+    within: Offsets = grid[(grid**2).sum(axis=1) <= radius**2]
+    return within
 
 
 def _circle(radius: int) -> Offsets:
@@ -71,7 +74,8 @@ def _dilate(image: npt.NDArray[np.uint8], radius: int) -> npt.NDArray[np.uint8]:
         padded[radius + row : radius + row + side, radius + column : radius + column + side]
         for row, column in disc(radius)
     ]
-    return np.max(shifted, axis=0)
+    dilated: npt.NDArray[np.uint8] = np.max(shifted, axis=0)
+    return dilated
 
 
 def _shrink(image: npt.NDArray[np.uint8], side: int) -> Floats:
@@ -84,12 +88,13 @@ def _shrink(image: npt.NDArray[np.uint8], side: int) -> Floats:
 class PaddleTable:
     """Every paddle by number: first the seeds, one a degree, then the growths, one a pixel of the circle.
 
-    `stroke` and `territory` are what a paddle paints and what it keeps others out of, centred on its start. `advance`
-    leads from a paddle's pivot to the next one's. `preference[i, j]` is how well growth j continues paddle i.
+    `stroke` and `territory` are what a paddle paints and what it keeps others out of, centred on its start.
+    `advance` leads from a paddle's pivot to the next one's. `preference[i, j]` is how well growth j
+    continues paddle i.
     """
 
     stroke: Floats
-    territory: Floats
+    territory: npt.NDArray[np.float32]
     advance: Offsets
     preference: Floats
     reach: Offsets
@@ -113,7 +118,8 @@ def paddle_table() -> PaddleTable:
     head = step(seed_angles, PADDLE_LENGTH)
     return PaddleTable(
         stroke=np.stack([_shrink(line, STAMP_SIDE) for line in lines]),
-        territory=np.stack([_shrink(territory, STAMP_SIDE) for territory in territories]),
+        # Single precision decides the ties: many territories add up to exactly the bound of a collision.
+        territory=np.stack([_shrink(territory, STAMP_SIDE) for territory in territories]).astype(np.float32),
         advance=step(angles, PADDLE_LENGTH + 2 * PADDLE_MARGIN),
         preference=_preference(angles, growth_angles),
         reach=reach,

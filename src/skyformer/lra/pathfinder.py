@@ -1,7 +1,8 @@
 """Pathfinder: two long snakes of paddles and some short ones; do the two dots sit on the ends of one snake?
 
 Draws what the original generator draws with LRA's settings, about fifty times as fast: paddles come from a
-table, and where a first paddle fits is known beforehand. Every image is a pure function of seed, level, split and number.
+table, and where a first paddle fits is known beforehand. Every image is a pure function of seed, level,
+split and number.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ COLLISION = 1.8
 DEAD_END = 1e-4
 FREE = 0.3
 LEAST_FREE_SHARE = 0.01
-# The canvas has a margin wide enough for any stamp or step, so that nothing needs clipping; it counts as taken.
+# The canvas has a margin wide enough for any stamp or step, so that nothing needs clipping; it counts as
+# taken.
 MARGIN = 8
 CANVAS_SIDE = SIDE + 2 * MARGIN
 _INSIDE = slice(MARGIN, MARGIN + SIDE)
@@ -207,8 +209,9 @@ def _footprint(number: int) -> Offsets:
 def _can_seed(number: int) -> bool:
     """Whether a snake can start in this direction at all.
 
-    The original looks for free pixels by dilating what is taken with the footprint, which leaves a pixel undefined when
-    its whole footprint lies outside the image; it then gives up. Eleven directions in twelve have such pixels.
+    The original looks for free pixels by dilating what is taken with the footprint, which leaves a pixel
+    undefined when its whole footprint lies outside the image; it then gives up. Eleven directions in twelve
+    have such pixels.
     """
     reached = np.arange(SIDE)[:, None, None] + _footprint(number).T
     rows_inside, columns_inside = ((reached >= 0) & (reached < SIDE)).swapaxes(0, 1)
@@ -322,7 +325,8 @@ def _paint(canvas: Floats, snake: _Snake, contrast: float) -> None:
 def _to_pixels(image: Floats) -> Symbols:
     """Darkest to brightest as 0 to 255."""
     low, high = image.min(), image.max()
-    return np.floor((image - low) * (255 / (high - low)) + 0.5).astype(np.uint8)
+    scaled: Floats = (image - low) * (255 / (high - low))
+    return np.floor(scaled + 0.5).astype(np.uint8)
 
 
 def draw(rng: np.random.Generator, level: Level = Level.HARD) -> Drawing:

@@ -1,8 +1,8 @@
 """The five tasks of Long Range Arena in one typed table: what a model and a loader must know of each.
 
 Token ids are the same idea everywhere: id 0 is padding and nothing else, and the symbol `s` that is kept on
-disk has id `s + 1`. Symbols are bytes (text, retrieval), pixel values (pathfinder, image), or the fifteen words of
-ListOps. So a black pixel is id 1, and never mistaken for padding.
+disk has id `s + 1`. Symbols are bytes (text, retrieval), pixel values (pathfinder, image), or the fifteen
+words of ListOps. So a black pixel is id 1, and never mistaken for padding.
 """
 
 from __future__ import annotations
