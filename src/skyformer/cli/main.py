@@ -10,7 +10,7 @@ from skyformer.errors import MissingExtraError, SkyformerError
 def build_app():  # type: ignore[no-untyped-def]
     import typer
 
-    from skyformer.cli import bench
+    from skyformer.cli import bench, data
 
     app = typer.Typer(
         name="skyformer",
@@ -20,6 +20,7 @@ def build_app():  # type: ignore[no-untyped-def]
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.add_typer(bench.app, name="bench")
+    app.add_typer(data.app, name="data")
     return app
 
 

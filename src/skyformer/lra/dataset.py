@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from skyformer.errors import DataError, InputError
+from skyformer.errors import InputError
 from skyformer.lra.examples import Integers, Symbols
-from skyformer.lra.places import data_dir_or_default, task_dir
-from skyformer.lra.storage import Manifest, StoredSplit, Variant, damage, read_manifest
+from skyformer.lra.places import find
+from skyformer.lra.storage import Manifest, StoredSplit, Variant
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, Split, TaskSpec
 
 
@@ -97,25 +97,7 @@ def load_task(
 ) -> Task:
     """A task that `prepare` made ready with the same options; `max_length` cuts examples shorter still."""
     variant = Variant.of(name, seed=seed, limit=limit, level=level)
-    folder = task_dir(data_dir_or_default(data_dir), variant)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise DataError(f"{variant.name} is not prepared in {folder.parent}; run: {prepare_command(variant)}")
-    problems = damage(folder, manifest, thorough=False)
-    if problems:
-        raise DataError(f"{problems[0]}; run: {prepare_command(variant)} --force")
-    paths = {split: folder / record.file for split, record in manifest.splits.items()}
-    train, dev, test = (TaskDataset(paths[split], variant.spec, max_length) for split in Split)
+    folder, manifest = find(variant, data_dir)
+    files = [folder / manifest.splits[split].file for split in Split]
+    train, dev, test = (TaskDataset(file, variant.spec, max_length) for file in files)
     return Task(variant.spec, train, dev, test, folder, manifest)
-
-
-def prepare_command(variant: Variant) -> str:
-    """What a user types to make a variant ready."""
-    parts = ["skyformer data prepare", variant.task]
-    if variant.seed:
-        parts.append(f"--seed {variant.seed}")
-    if variant.limit is not None:
-        parts.append(f"--limit {variant.limit}")
-    if variant.level is not None and variant.level != "hard":
-        parts.append(f"--level {variant.level}")
-    return " ".join(parts)

@@ -141,7 +141,8 @@ class Download:
             self._partial.unlink()
             raise DataError(
                 f"{self.source.url} came with MD5 {found}, but {self.source.md5} is published: "
-                f"the download was thrown away. Try again, or get {self.source.file_name} elsewhere and pass it with --from."
+                f"the download was thrown away. Try again, or get {self.source.file_name} elsewhere and "
+                f"pass it with --from."
             )
 
     def _advice(self, cause: BaseException) -> str:

@@ -17,6 +17,8 @@ from PIL import Image, ImageDraw
 
 Floats = npt.NDArray[np.float64]
 Offsets = npt.NDArray[np.int64]
+# Single steps are taken one at a time, where plain integers are faster than arrays.
+Steps = list[tuple[int, int]]
 
 SIDE = 32
 PADDLE_LENGTH = 2
@@ -94,16 +96,12 @@ class PaddleTable:
     """
 
     stroke: Floats
-    territory: npt.NDArray[np.float32]
-    advance: Offsets
+    territory: Floats
+    advance: Steps
     preference: Floats
-    reach: Offsets
-    seed_head: Offsets
-    seed_pivot: Offsets
-
-    @property
-    def num_seeds(self) -> int:
-        return len(self.stroke) - len(self.reach)
+    reach: Steps
+    seed_head: Steps
+    seed_pivot: Steps
 
 
 @lru_cache(maxsize=1)
@@ -118,14 +116,22 @@ def paddle_table() -> PaddleTable:
     head = step(seed_angles, PADDLE_LENGTH)
     return PaddleTable(
         stroke=np.stack([_shrink(line, STAMP_SIDE) for line in lines]),
-        # Single precision decides the ties: many territories add up to exactly the bound of a collision.
-        territory=np.stack([_shrink(territory, STAMP_SIDE) for territory in territories]).astype(np.float32),
-        advance=step(angles, PADDLE_LENGTH + 2 * PADDLE_MARGIN),
+        territory=np.stack([_in_single_precision(_shrink(image, STAMP_SIDE)) for image in territories]),
+        advance=_as_steps(step(angles, PADDLE_LENGTH + 2 * PADDLE_MARGIN)),
         preference=_preference(angles, growth_angles),
-        reach=reach,
-        seed_head=head,
-        seed_pivot=head + step(turned_back(seed_angles), PADDLE_LENGTH + PADDLE_MARGIN),
+        reach=_as_steps(reach),
+        seed_head=_as_steps(head),
+        seed_pivot=_as_steps(head + step(turned_back(seed_angles), PADDLE_LENGTH + PADDLE_MARGIN)),
     )
+
+
+def _in_single_precision(values: Floats) -> Floats:
+    """Rounded as the original keeps territories, which decides ties at the bound of a collision."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _as_steps(offsets: Offsets) -> Steps:
+    return [(row, column) for row, column in offsets.tolist()]
 
 
 def _preference(angles: Floats, growth_angles: Floats) -> Floats:

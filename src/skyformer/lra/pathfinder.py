@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from skyformer.lra.examples import Symbols
 from skyformer.lra.paddles import (
     DEGREES,
+    PADDLE_MARGIN,
     SIDE,
     STAMP_RADIUS,
     STAMP_SIDE,
@@ -77,8 +79,7 @@ class Level(StrEnum):
         return names[self]
 
 
-@dataclass(frozen=True)
-class Paddle:
+class Paddle(NamedTuple):
     """One paddle of the table, drawn from (row, column) of the image."""
 
     row: int
@@ -124,9 +125,9 @@ def _window(paddle: Paddle) -> tuple[slice, slice]:
 
 
 @lru_cache(maxsize=1)
-def _neighbours() -> npt.NDArray[np.int64]:
-    """Steps on the flat canvas to a pixel and those within the paddles' margin of it."""
-    return _flat_steps(disc(1))
+def _reach_and_neighbours() -> npt.NDArray[np.int64]:
+    """Steps on the flat canvas from a pivot to the end of each growth, and to the pixels around that."""
+    return _flat_steps(np.array(paddle_table().reach))[:, None] + _flat_steps(disc(PADDLE_MARGIN))
 
 
 def _flat_steps(offsets: Offsets) -> npt.NDArray[np.int64]:
@@ -139,7 +140,7 @@ class _Territory:
     def __init__(self, taken: Floats) -> None:
         self.taken = taken
         self.table = paddle_table()
-        self._reach = _flat_steps(self.table.reach)[:, None] + _neighbours()
+        self._reach = _reach_and_neighbours()
 
     @classmethod
     def empty(cls) -> _Territory:
@@ -161,15 +162,16 @@ class _Territory:
 
     def grow(self, snake: _Snake, rng: np.random.Generator) -> bool:
         """Add one paddle to a snake, unless it is stuck."""
-        advance = self.table.advance[snake.last.number]
-        row, column = snake.pivot[0] + int(advance[0]), snake.pivot[1] + int(advance[1])
-        chances = np.cumsum(self._weights(row, column, snake.last))
-        if chances[-1] < DEAD_END:
+        down, right = self.table.advance[snake.last.number]
+        row, column = snake.pivot[0] + down, snake.pivot[1] + right
+        chances = self._weights(row, column, snake.last).cumsum()
+        total = float(chances[-1])
+        if total < DEAD_END:
             return False
         for _ in range(PLACEMENT_TRIES):
-            choice = int(chances.searchsorted(rng.random() * chances[-1], side="right"))
-            reach = self.table.reach[choice]
-            paddle = Paddle(row + int(reach[0]), column + int(reach[1]), self.table.num_seeds + choice)
+            choice = int(chances.searchsorted(rng.random() * total, side="right"))
+            down, right = self.table.reach[choice]
+            paddle = Paddle(row + down, column + right, len(DEGREES) + choice)
             if not self.collides(paddle):
                 # A snake's own last paddle is always in its way, so it is claimed one paddle late.
                 self.claim(snake.last)
@@ -235,11 +237,11 @@ def _in_image(row: int, column: int) -> bool:
 
 def _seed(row: int, column: int, number: int, table: PaddleTable) -> _Snake | None:
     """A snake of one paddle, unless its head or pivot would lie outside the image."""
-    head, pivot = table.seed_head[number], table.seed_pivot[number]
-    turning_point = row + int(pivot[0]), column + int(pivot[1])
-    if not _in_image(row + int(head[0]), column + int(head[1])) or not _in_image(*turning_point):
+    (head_down, head_right), (pivot_down, pivot_right) = table.seed_head[number], table.seed_pivot[number]
+    pivot = row + pivot_down, column + pivot_right
+    if not _in_image(row + head_down, column + head_right) or not _in_image(*pivot):
         return None
-    return _Snake(Paddle(row, column, number), turning_point)
+    return _Snake(Paddle(row, column, number), pivot)
 
 
 def _first_seed(rng: np.random.Generator, table: PaddleTable) -> _Snake | None:

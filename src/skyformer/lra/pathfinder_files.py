@@ -88,7 +88,8 @@ def _array_rows(path: Path) -> list[list[str]]:
     except (ValueError, OSError, EOFError) as error:
         raise DataError(
             f"{path} cannot be read as a plain array ({error}). Pickled arrays are refused, because "
-            f"loading one can run any code; convert it with np.save(path, array.astype(str)) where you trust it."
+            f"loading one can run any code; where you trust it, convert it with "
+            f"np.save(path, array.astype(str))."
         ) from error
     if array.ndim != 2 or array.dtype.kind not in "US":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected rows of text")
