@@ -160,9 +160,8 @@ def list_tasks(data_dir: DataDir = None) -> None:
             command = prepare_command(Variant.of(name))
             typer.echo(f"  {name:<28}not prepared ({spec.summary}) -> {command}")
     for archive in sorted(path for path in downloads_dir(root).glob("*gz") if path.is_file()):
-        typer.echo(
-            f"  downloads/{archive.name:<18}{megabytes(archive.stat().st_size)}; no longer needed once prepared"
-        )
+        size = megabytes(archive.stat().st_size)
+        typer.echo(f"  downloads/{archive.name:<18}{size}; not needed once prepared")
 
 
 def _describe(folder: Path) -> str:

@@ -14,17 +14,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from skyformer.lra.examples import Symbols
 from skyformer.lra.paddles import (
     DEGREES,
+    MARGIN,
     PADDLE_MARGIN,
     SIDE,
     STAMP_RADIUS,
     STAMP_SIDE,
     Floats,
-    Offsets,
+    Integers,
     PaddleTable,
     disc,
     marker,
@@ -42,9 +42,6 @@ COLLISION = 1.8
 DEAD_END = 1e-4
 FREE = 0.3
 LEAST_FREE_SHARE = 0.01
-# The canvas has a margin wide enough for any stamp or step, so that nothing needs clipping; it counts as
-# taken.
-MARGIN = 8
 CANVAS_SIDE = SIDE + 2 * MARGIN
 _INSIDE = slice(MARGIN, MARGIN + SIDE)
 
@@ -125,12 +122,12 @@ def _window(paddle: Paddle) -> tuple[slice, slice]:
 
 
 @lru_cache(maxsize=1)
-def _reach_and_neighbours() -> npt.NDArray[np.int64]:
+def _reach_and_neighbours() -> Integers:
     """Steps on the flat canvas from a pivot to the end of each growth, and to the pixels around that."""
     return _flat_steps(np.array(paddle_table().reach))[:, None] + _flat_steps(disc(PADDLE_MARGIN))
 
 
-def _flat_steps(offsets: Offsets) -> npt.NDArray[np.int64]:
+def _flat_steps(offsets: Integers) -> Integers:
     return offsets[:, 0] * CANVAS_SIDE + offsets[:, 1]
 
 
@@ -144,7 +141,7 @@ class _Territory:
 
     @classmethod
     def empty(cls) -> _Territory:
-        """Everything free, except a border of one pixel."""
+        """Everything free, except a border of one pixel and the margin of the canvas."""
         taken = np.ones((CANVAS_SIDE, CANVAS_SIDE))
         taken[MARGIN + BORDER : -MARGIN - BORDER, MARGIN + BORDER : -MARGIN - BORDER] = 0
         return cls(taken)
@@ -162,8 +159,7 @@ class _Territory:
 
     def grow(self, snake: _Snake, rng: np.random.Generator) -> bool:
         """Add one paddle to a snake, unless it is stuck."""
-        down, right = self.table.advance[snake.last.number]
-        row, column = snake.pivot[0] + down, snake.pivot[1] + right
+        row, column = self.table.advance(snake.last.number, *snake.pivot)
         chances = self._weights(row, column, snake.last).cumsum()
         total = float(chances[-1])
         if total < DEAD_END:
@@ -187,7 +183,7 @@ class _Territory:
         weights: Floats = (1 - taken) * self.table.preference[last.number]
         return weights
 
-    def free_seeds(self, number: int) -> npt.NDArray[np.int64]:
+    def free_seeds(self, number: int) -> Integers:
         """Flat image pixels where the seed paddle `number` fits."""
         rows, columns = np.divmod(np.arange(SIDE * SIDE), SIDE)
         pixels = (rows + MARGIN) * CANVAS_SIDE + columns + MARGIN
@@ -200,7 +196,7 @@ class _Territory:
 
 
 @lru_cache(maxsize=len(DEGREES))
-def _footprint(number: int) -> Offsets:
+def _footprint(number: int) -> Integers:
     """The pixels that must be free for a seed, as steps from its start."""
     # The original centres this kernel one pixel off the paddle's start, down and to the right.
     kernel = paddle_table().territory[number][:-2, :-2]
@@ -221,7 +217,7 @@ def _can_seed(number: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _central_seeds() -> tuple[tuple[int, npt.NDArray[np.int64]], ...]:
+def _central_seeds() -> tuple[tuple[int, Integers], ...]:
     """Every seed that fits in the middle of an empty image, with the pixels where it does."""
     taken = np.ones((CANVAS_SIDE, CANVAS_SIDE))
     centre = slice(MARGIN + 2 * SEED_DISTANCE, MARGIN + SIDE - 2 * SEED_DISTANCE)
@@ -237,9 +233,9 @@ def _in_image(row: int, column: int) -> bool:
 
 def _seed(row: int, column: int, number: int, table: PaddleTable) -> _Snake | None:
     """A snake of one paddle, unless its head or pivot would lie outside the image."""
-    (head_down, head_right), (pivot_down, pivot_right) = table.seed_head[number], table.seed_pivot[number]
-    pivot = row + pivot_down, column + pivot_right
-    if not _in_image(row + head_down, column + head_right) or not _in_image(*pivot):
+    head = table.onward(number, row, column)
+    pivot = table.back(number, *head)
+    if not _in_image(*head) or not _in_image(*pivot):
         return None
     return _Snake(Paddle(row, column, number), pivot)
 
