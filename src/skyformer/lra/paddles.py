@@ -107,9 +107,9 @@ class PaddleTable:
     """Every paddle by number: first the seeds, one a degree, then the growths, one a pixel of the circle.
 
     `stroke` and `territory` are what a paddle paints and what it keeps others out of, centred on its start.
-    `advance` leads from a paddle's pivot to the next one's, `reach` from a pivot to the ends of its growths,
-    and `preference[i, j]` is how well growth j continues paddle i. A seed's head lies `onward` from its tail, its
-    pivot `back` from its head.
+    `advance` leads from a paddle's pivot to the next one's, `reach` from a pivot to the ends of its
+    growths, and `preference[i, j]` is how well growth j continues paddle i. A seed's head lies `onward`
+    from its tail, its pivot `back` from its head.
     """
 
     stroke: Floats
