@@ -1,7 +1,7 @@
 """Follows a Pathfinder snake in the pixels alone, knowing how paddles look and how one leads to the next.
 
-It is given no label and no record of the drawing. It finds the two dots, then looks for a chain of paddles from one to
-the other, each of which is really there in the image.
+It is given no label and no record of the drawing. It finds the two dots, then looks for a chain of paddles
+from one to the other, each of which is really there in the image.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from skyformer.lra import image
 def review_files(count: int) -> dict[str, bytes]:
     """`count` reviews in each of the four folders of aclImdb."""
     return {
-        f"aclImdb/{part}/{label}/{number}_{7 if label == 'pos' else 2}.txt": f"{label} {part} {number} é".encode()
+        f"aclImdb/{part}/{label}/{number}_{stars}.txt": f"{label} {part} {number} é".encode()
         for part in ("train", "test")
-        for label in ("neg", "pos")
+        for label, stars in (("neg", 2), ("pos", 7))
         for number in range(count)
     }
 

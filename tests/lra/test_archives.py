@@ -58,7 +58,9 @@ def test_wrong_checksum_at_the_very_end(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"plain text, no archive", b"\x1f\x8bnot gzip", b"\xfd7zXZ\x00not xz"])
+@pytest.mark.parametrize(
+    "content", [b"", b"plain text, no archive", b"\x1f\x8bnot gzip", b"\xfd7zXZ\x00not xz"]
+)
 def test_not_an_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "archive.tar"
     path.write_bytes(content)
@@ -113,7 +115,7 @@ def test_bomb(tmp_path: Path) -> None:
 
 
 def test_bomb_hidden_in_a_header(tmp_path: Path) -> None:
-    """A long file name is a header of any size, which tarfile reads into memory before anyone can check it."""
+    """A file name is a header of any length, which tarfile reads into memory before anyone can check it."""
     path = tmp_path / "archive.tar"
     with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("x" * 50_000_000))

@@ -29,7 +29,7 @@ def test_three_files(tmp_path: Path) -> None:
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     (write_all(tmp_path) / "basic_val.tsv").unlink()
-    with pytest.raises(DataError, match="lacks basic_val.tsv"):
+    with pytest.raises(DataError, match=r"lacks basic_val\.tsv"):
         list(listops_files.read(tmp_path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,12 +62,12 @@ def is_drawn(drawing: Drawing, paddle: Paddle) -> bool:
 
 
 def test_label_by_following_the_drawn_path(drawings: list[Drawing]) -> None:
-    """From one dot along the paddles, each next to the last and each in the image, to the snake's other end."""
+    """From one dot along the paddles, each near the last and in the image, to the snake's other end."""
     for drawing in drawings[:200]:
         start, goal = drawing.markers
         (path,) = (snake for snake in drawing.snakes if snake[0][:2] == start)
         assert all(is_drawn(drawing, paddle) for paddle in path)
-        gaps = [np.hypot(a.row - b.row, a.column - b.column) for a, b in zip(path, path[1:], strict=False)]
+        gaps = [np.hypot(a.row - b.row, a.column - b.column) for a, b in pairwise(path)]
         assert max(gaps) < 8
         assert (path[-1][:2] == goal) == bool(drawing.label)
 

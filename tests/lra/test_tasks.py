@@ -24,7 +24,12 @@ def test_five_tasks() -> None:
 )
 def test_specifications(name: str, classes: int, vocabulary: int, length: int, paired: bool) -> None:
     spec = task_spec(name)
-    assert (spec.num_classes, spec.vocab_size, spec.max_length, spec.paired) == (classes, vocabulary, length, paired)
+    assert (spec.num_classes, spec.vocab_size, spec.max_length, spec.paired) == (
+        classes,
+        vocabulary,
+        length,
+        paired,
+    )
     assert spec.padding_id == 0
     assert len(spec.label_names) == classes
 

@@ -58,7 +58,7 @@ def _find_files(path: Path) -> dict[Split, Path]:
 def _from_files(files: dict[Split, Path]) -> Iterator[tuple[Split, Examples]]:
     for split, path in files.items():
         with open_decompressed(path) as stream:
-            for examples in _parse(stream, path, path.name):
+            for examples in _parse(stream, path, str(path)):
                 yield split, examples
 
 
@@ -67,7 +67,7 @@ def _from_archive(path: Path) -> Iterator[tuple[Split, Examples]]:
     missing = set(FILES)
     for name, content in tar_members(path, lambda name: PurePosixPath(name).name in split_of, _LIMITS):
         split = split_of[PurePosixPath(name).name]
-        for examples in _parse(content, path, PurePosixPath(name).name):
+        for examples in _parse(content, path, f"{path}: {name}"):
             yield split, examples
         missing.discard(split)
         if not missing:
@@ -84,7 +84,7 @@ def _parse(stream: IO[bytes], path: Path, name: str) -> Iterator[Examples]:
             line = stream.readline(_LONGEST_LINE)
         if not line:
             break
-        rows.append(_parse_line(line, f"{path} ({name} line {number})"))
+        rows.append(_parse_line(line, f"{name} line {number}"))
         if len(rows) == _BATCH_ROWS:
             yield _to_examples(rows)
             rows = []
