@@ -23,7 +23,7 @@ REFERENCE_DISTRACTORS_ERROR = 0.075
 
 @pytest.fixture(scope="module")
 def drawings() -> list[Drawing]:
-    return [draw(np.random.default_rng([11, number])) for number in range(400)]
+    return [draw(np.random.default_rng([11, number])) for number in range(250)]
 
 
 def bright_pixels(images: np.ndarray) -> float:

@@ -327,9 +327,19 @@ def _to_pixels(image: Floats) -> Symbols:
     return np.floor(scaled + 0.5).astype(np.uint8)
 
 
+def draw_label(rng: np.random.Generator) -> int:
+    """A fair coin, and the first thing drawn of an image."""
+    return int(rng.integers(2))
+
+
+def image_generator(seed: int, split_number: int, number: int) -> np.random.Generator:
+    """The random numbers of one image of a set."""
+    return np.random.default_rng([seed, split_number, number])
+
+
 def draw(rng: np.random.Generator, level: Level = Level.HARD) -> Drawing:
     """One image."""
-    label = int(rng.integers(2))
+    label = draw_label(rng)
     attempt = None
     while attempt is None:
         attempt = _try_two_snakes(level.contour_length, rng)

@@ -200,7 +200,7 @@ def _generate_pathfinder(job: _Job) -> Iterator[tuple[Split, Examples]]:
 
 
 def _draw_run(stream: tuple[int, int], level: pathfinder.Level, numbers: range) -> Examples:
-    drawings = [pathfinder.draw(np.random.default_rng([*stream, number]), level) for number in numbers]
+    drawings = [pathfinder.draw(pathfinder.image_generator(*stream, number), level) for number in numbers]
     pixels = np.stack([drawing.pixels.reshape(-1) for drawing in drawings])
     labels = np.array([drawing.label for drawing in drawings], np.uint8)
     return Examples(Ragged.from_matrix(pixels), labels, [GENERATED] * len(labels))
