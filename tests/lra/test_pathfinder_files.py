@@ -99,6 +99,21 @@ def test_bad_images(tmp_path: Path) -> None:
         labels(tmp_path)
 
 
+def test_empty_files_are_left_out_as_lra_does(tmp_path: Path) -> None:
+    write_metadata(write_images(tmp_path), "\n".join(LINES).encode())
+    (tmp_path / "imgs/0/sample_1.png").write_bytes(b"")
+    assert labels(tmp_path) == [0, 0, 1]
+
+
+def test_absurd_shape_is_found_out_before_memory_is_asked_for(tmp_path: Path) -> None:
+    (write_images(tmp_path) / "metadata").mkdir()
+    path = tmp_path / "metadata" / "0.npy"
+    np.save(path, np.array([line.split() for line in LINES]))
+    path.write_bytes(path.read_bytes().replace(b"(4, 6), }" + b" " * 9, b"(400000000000, 6)}"))
+    with pytest.raises(DataError, match=r"0\.npy"):
+        labels(tmp_path)
+
+
 def test_not_a_folder_or_without_metadata(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a folder"):
         labels(tmp_path / "missing")

@@ -28,13 +28,14 @@ TRAIN_MD5 = {
 TEST_MD5 = {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}
 MD5 = TRAIN_MD5 | TEST_MD5
 _LIMITS = Limits(members=100, member_bytes=2**26, total_bytes=2**28)
+_BATCH_ROWS = 1_000
 _PIXELS = 32 * 32
 _RECORD = 1 + 3 * _PIXELS
 _GREY = np.array([0.2989, 0.587, 0.114], np.float32)
 
 
 def read(path: Path) -> Iterator[tuple[Split, Examples]]:
-    """The images file by file, with the part they belong to, in the order of the file names."""
+    """The images in the order of the file names, some at a time, with the part they belong to."""
     files = _from_folder(path) if path.is_dir() else _from_archive(path)
     missing = sorted(set(MD5) - set(files))
     if missing:
@@ -43,7 +44,8 @@ def read(path: Path) -> Iterator[tuple[Split, Examples]]:
             f"as archive or folder"
         )
     for name in MD5:
-        yield Split.TEST if name in TEST_MD5 else Split.TRAIN, _decode(files.pop(name), name)
+        for examples in _decode(files.pop(name), name):
+            yield Split.TEST if name in TEST_MD5 else Split.TRAIN, examples
 
 
 def grey(planes: Symbols) -> Symbols:
@@ -80,8 +82,10 @@ def _checked(data: bytes, name: str, path: Path) -> bytes:
     return data
 
 
-def _decode(data: bytes, name: str) -> Examples:
+def _decode(data: bytes, name: str) -> Iterator[Examples]:
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
-    pixels = grey(records[:, 1:].reshape(-1, 3, _PIXELS))
-    sources = [f"{name}:{number}" for number in range(len(records))]
-    return Examples(Ragged.from_matrix(pixels), records[:, 0].copy(), sources)
+    for start in range(0, len(records), _BATCH_ROWS):
+        some = records[start : start + _BATCH_ROWS]
+        pixels = grey(some[:, 1:].reshape(-1, 3, _PIXELS))
+        sources = [f"{name}:{start + number}" for number in range(len(some))]
+        yield Examples(Ragged.from_matrix(pixels), some[:, 0].copy(), sources)

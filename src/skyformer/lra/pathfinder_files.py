@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -40,13 +41,15 @@ class _Entry:
 def read(path: Path, level: Level) -> Iterator[Examples]:
     """The images of a level in the order of its metadata, some at a time."""
     root = _level_folder(path, level)
-    entries = [entry for metadata in _metadata_files(root) for entry in _read_metadata(metadata)]
-    for start in range(0, len(entries), _BATCH_ROWS):
-        some = entries[start : start + _BATCH_ROWS]
-        images = np.stack([_read_image(_find_image(root, entry)) for entry in some])
-        labels = np.array([entry.label for entry in some], np.uint8)
+    entries = (entry for metadata in _metadata_files(root) for entry in _read_metadata(metadata))
+    while some := list(islice(entries, _BATCH_ROWS)):
+        files = [_find_image(root, entry) for entry in some]
+        # LRA's release holds a few files without content, which LRA leaves out too.
+        kept = [(entry, file) for entry, file in zip(some, files, strict=True) if file.stat().st_size]
         yield Examples(
-            Ragged.from_matrix(images.reshape(len(some), -1)), labels, [entry.source for entry in some]
+            Ragged.from_rows([_read_image(file).reshape(-1) for _, file in kept]),
+            np.array([entry.label for entry, _ in kept], np.uint8),
+            [entry.source for entry, _ in kept],
         )
 
 
@@ -84,7 +87,8 @@ def _read_metadata(path: Path) -> list[_Entry]:
 
 def _array_rows(path: Path) -> list[list[str]]:
     try:
-        array = np.load(path, allow_pickle=False)
+        # Mapped, so that a header that claims an absurd shape is found out before memory is asked for.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise DataError(
             f"{path} cannot be read as a plain array ({error}). Pickled arrays are refused, because "

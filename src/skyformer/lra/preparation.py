@@ -6,9 +6,10 @@ Safe to run twice or in two processes at once: the second waits for the first an
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -17,7 +18,7 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from skyformer.errors import DataError, InputError
 from skyformer.lra import image, listops, listops_files, pathfinder, pathfinder_files, retrieval, text
@@ -43,7 +44,7 @@ from skyformer.lra.tasks import Split
 
 GENERATED = "generated"
 DOWNLOADED = "official download"
-_IMAGES_A_JOB = 250
+_IMAGES_A_JOB = 100
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,26 @@ def prepare(
     folder = task_dir(root, variant)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            return _prepare_locked(_Job(variant, folder, root, source, workers, progress or Silent()), force)
+        job = _Job(variant, folder, root, source, workers, progress or Silent())
+        with _turn(folder, job.progress):
+            return _prepare_locked(job, force)
     except OSError as error:
         raise DataError(f"cannot prepare {variant.name} in {folder}: {error}") from error
+
+
+@contextmanager
+def _turn(folder: Path, progress: Progress) -> Iterator[None]:
+    """Wait until no other process prepares the same folder; the lock of a killed one is free."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.note(f"another process is preparing {folder}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass
@@ -216,7 +233,8 @@ def _in_parallel(work: Callable[[range], Examples], runs: list[range], workers: 
 
 
 def _end_with_parent() -> None:
-    """Let a worker process end when its parent is killed, instead of waiting for work for ever."""
+    """Let a worker end with its parent: not before it by an interrupt, nor wait for work after its death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def wait_then_exit() -> None:
         parent = parent_process()

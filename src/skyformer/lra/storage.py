@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -318,23 +319,23 @@ def in_batches(examples: Examples, size: int = _BATCH_ROWS) -> Iterator[Examples
 def sweep(folder: Path, manifest: Manifest | None) -> None:
     """Delete what a killed or replaced preparation left behind."""
     kept = {record.file for record in manifest.splits.values()} if manifest else set()
-    leftovers = [path for path in folder.glob("*.arrow") if path.name not in kept]
-    leftovers += [path for path in (folder / STAGING).glob("*") if path.is_file()]
-    for path in leftovers:
-        path.unlink(missing_ok=True)
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    for path in folder.glob("*.arrow"):
+        # Where a file in use cannot be deleted, the next preparation will.
+        if path.name not in kept:
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A place for files in the making, empty afterwards."""
+    """A place for files in the making, gone afterwards."""
     place = folder / STAGING
     place.mkdir(parents=True, exist_ok=True)
     try:
         yield place
     finally:
-        for path in place.glob("*"):
-            path.unlink(missing_ok=True)
-        place.rmdir()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def commit(folder: Path, manifest: Manifest, written: dict[Split, Path]) -> None:
