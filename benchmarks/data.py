@@ -187,9 +187,7 @@ def figures(data_dir: Path, references: Path | None, cifar10: Path | None) -> It
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("SKYFORMER_TEST_REFERENCES")
     parser.add_argument("--references", type=Path, default=Path(default) if default else None)
     parser.add_argument("--cifar10", type=Path, help="a folder of CIFAR-10's binary files")

@@ -58,9 +58,7 @@ def test_wrong_checksum_at_the_very_end(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"plain text, no archive", b"\x1f\x8bnot gzip", b"\xfd7zXZ\x00not xz"]
-)
+@pytest.mark.parametrize("content", [b"", b"plain text, no archive", b"\x1f\x8bnot gzip", b"\xfd7zXZ\x00not xz"])
 def test_not_an_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "archive.tar"
     path.write_bytes(content)

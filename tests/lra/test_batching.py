@@ -24,9 +24,7 @@ from skyformer.lra import (
     training_loader,
 )
 
-lengths_strategy = st.lists(st.integers(1, 500), min_size=1, max_size=150).map(
-    lambda values: np.array(values)
-)
+lengths_strategy = st.lists(st.integers(1, 500), min_size=1, max_size=150).map(lambda values: np.array(values))
 
 
 def example(length: int, second: int | None = None, number: int = 0) -> Example:
@@ -70,9 +68,7 @@ def test_empty_batch() -> None:
 
 
 @given(lengths_strategy, st.integers(1, 20), st.booleans(), st.integers(0, 3))
-def test_an_epoch_has_every_example_once(
-    lengths: np.ndarray, batch_size: int, grouped: bool, epoch: int
-) -> None:
+def test_an_epoch_has_every_example_once(lengths: np.ndarray, batch_size: int, grouped: bool, epoch: int) -> None:
     batches = TrainingBatches(lengths, batch_size, group_by_length=grouped)
     steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
     seen = [index for step in steps for index in batches.batch(step)]
@@ -110,10 +106,7 @@ def test_seeds_and_epochs_differ() -> None:
 
 
 def padding_share(lengths: np.ndarray, batches: TrainingBatches) -> float:
-    widths = [
-        (lengths[batches.batch(step)].max(), len(batches.batch(step)))
-        for step in range(batches.steps_per_epoch)
-    ]
+    widths = [(lengths[batches.batch(step)].max(), len(batches.batch(step))) for step in range(batches.steps_per_epoch)]
     return 1 - lengths.sum() / sum(width * count for width, count in widths)
 
 
@@ -125,9 +118,7 @@ def test_grouping_saves_padding_and_stays_random() -> None:
     # Long and short batches come in no order, and two epochs hardly ever put the same examples together.
     assert abs(np.corrcoef(np.arange(len(means)), means)[0, 1]) < 0.3
     first = {frozenset(grouped.batch(step)) for step in range(grouped.steps_per_epoch)}
-    second = {
-        frozenset(grouped.batch(step)) for step in range(grouped.steps_per_epoch, 2 * grouped.steps_per_epoch)
-    }
+    second = {frozenset(grouped.batch(step)) for step in range(grouped.steps_per_epoch, 2 * grouped.steps_per_epoch)}
     assert not first & second
 
 
@@ -138,9 +129,7 @@ def test_evaluation_covers_everything_once(
     seen = [
         index
         for rank in range(world_size)
-        for batch in EvaluationBatches(
-            lengths, batch_size, rank=rank, world_size=world_size, group_by_length=grouped
-        )
+        for batch in EvaluationBatches(lengths, batch_size, rank=rank, world_size=world_size, group_by_length=grouped)
         for index in batch
     ]
     assert sorted(seen) == list(range(len(lengths)))
@@ -179,9 +168,7 @@ def train() -> TaskDataset:
 
 def same(one: Batch, other: Batch) -> bool:
     return (
-        torch.equal(one.tokens, other.tokens)
-        and torch.equal(one.mask, other.mask)
-        and torch.equal(one.ids, other.ids)
+        torch.equal(one.tokens, other.tokens) and torch.equal(one.mask, other.mask) and torch.equal(one.ids, other.ids)
     )
 
 

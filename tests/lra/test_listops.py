@@ -132,24 +132,16 @@ def test_generated_lengths_lie_strictly_between(generated: list[Examples]) -> No
 
 def test_generation_is_a_pure_function_and_a_limit_is_a_prefix(generated: list[Examples]) -> None:
     rows = [row.tobytes() for examples in generated for row in examples.tokens.rows()]
-    again = [
-        row.tobytes() for examples in listops.generate(40, (0, 0), set()) for row in examples.tokens.rows()
-    ]
-    other = [
-        row.tobytes() for examples in listops.generate(40, (1, 0), set()) for row in examples.tokens.rows()
-    ]
+    again = [row.tobytes() for examples in listops.generate(40, (0, 0), set()) for row in examples.tokens.rows()]
+    other = [row.tobytes() for examples in listops.generate(40, (1, 0), set()) for row in examples.tokens.rows()]
     assert again == rows[:40]
     assert other != again
 
 
 def test_no_repeats_even_across_calls(generated: list[Examples]) -> None:
     seen: set[bytes] = set()
-    first = [
-        row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()
-    ]
-    second = [
-        row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()
-    ]
+    first = [row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()]
+    second = [row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()]
     assert len(set(first + second)) == 60
 
 

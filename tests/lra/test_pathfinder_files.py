@@ -28,9 +28,7 @@ def write_metadata(root: Path, content: bytes) -> None:
 
 
 def labels(root: Path) -> list[int]:
-    return [
-        label for examples in pathfinder_files.read(root, Level.HARD) for label in examples.labels.tolist()
-    ]
+    return [label for examples in pathfinder_files.read(root, Level.HARD) for label in examples.labels.tolist()]
 
 
 def test_text_metadata_as_in_the_release(tmp_path: Path) -> None:

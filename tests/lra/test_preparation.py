@@ -167,9 +167,7 @@ if __name__ == "__main__":
 """
 
 
-def start(
-    folder: Path, task: str, limit: int, workers: int = 1, force: bool = False
-) -> subprocess.Popen[str]:
+def start(folder: Path, task: str, limit: int, workers: int = 1, force: bool = False) -> subprocess.Popen[str]:
     script = folder.parent / f"prepare_{task}.py"
     script.write_text(SCRIPT.format(task=task, limit=limit, workers=workers, force=force))
     return subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, text=True)

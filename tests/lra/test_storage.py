@@ -28,16 +28,13 @@ def test_round_trip_of_ragged_pairs(batches: list[list[tuple[bytes, bytes, int]]
                 first, second, labels = zip(*batch, strict=True)
                 sources = [f"row {number}" for number in range(len(batch))]
                 writer.write(
-                    Examples(
-                        Ragged.from_rows(first), np.array(labels, np.uint8), sources, Ragged.from_rows(second)
-                    )
+                    Examples(Ragged.from_rows(first), np.array(labels, np.uint8), sources, Ragged.from_rows(second))
                 )
         stored = StoredSplit(path)
         assert stored.second is not None
         rows = [row for batch in batches for row in batch]
         found = [
-            (stored.tokens[i].tobytes(), stored.second[i].tobytes(), int(stored.labels[i]))
-            for i in range(len(stored))
+            (stored.tokens[i].tobytes(), stored.second[i].tobytes(), int(stored.labels[i])) for i in range(len(stored))
         ]
         assert found == rows
         assert stored.lengths().tolist() == [max(len(a), len(b)) for a, b, _ in rows]
@@ -55,9 +52,7 @@ def test_one_byte_a_symbol_and_no_padding_on_disk(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "length", "message"), [([0], 4_001, "4001 tokens, at most 4000"), ([2], 5, "expected 0 to 1")]
 )
-def test_impossible_examples_are_refused(
-    tmp_path: Path, labels: list[int], length: int, message: str
-) -> None:
+def test_impossible_examples_are_refused(tmp_path: Path, labels: list[int], length: int, message: str) -> None:
     examples = Examples(Ragged.from_rows([b"x" * length]), np.array(labels, np.uint8), ["here"])
     with (
         SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer,

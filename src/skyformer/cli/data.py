@@ -37,9 +37,7 @@ app = typer.Typer(help="Make the five Long Range Arena tasks ready, and look at 
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir", help="Where data is kept [default: SKYFORMER_DATA, or the platform's data folder]."
-    ),
+    typer.Option("--data-dir", help="Where data is kept [default: SKYFORMER_DATA, or the platform's data folder]."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Another seed makes another version.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples a split.")]
@@ -132,9 +130,7 @@ def _task_names(task: str, source: Path | None) -> list[str]:
 def _ready_line(result: Prepared) -> str:
     state = "is ready" if result.fresh else "was ready already"
     manifest = result.manifest
-    return (
-        f"{manifest.variant.name} {state}: {result.folder} ({megabytes(manifest.bytes)}; {_counts(manifest)})"
-    )
+    return f"{manifest.variant.name} {state}: {result.folder} ({megabytes(manifest.bytes)}; {_counts(manifest)})"
 
 
 def _counts(manifest: Manifest) -> str:
@@ -189,9 +185,7 @@ def verify(
     folders = {folder.name: folder for folder in prepared_dirs(root)}
     for name in tasks or []:
         if name not in folders:
-            raise DataError(
-                f"{name!r} is not prepared in {root}; there is: {', '.join(folders) or 'nothing'}"
-            )
+            raise DataError(f"{name!r} is not prepared in {root}; there is: {', '.join(folders) or 'nothing'}")
     damaged = [name for name in tasks or folders if not _verified(folders[name])]
     if damaged:
         raise DataError(f"damaged: {', '.join(damaged)}; prepare again with --force")

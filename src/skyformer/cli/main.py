@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from skyformer.errors import MissingExtraError, SkyformerError
 
-
-def build_app():  # type: ignore[no-untyped-def]
+if TYPE_CHECKING:
     import typer
 
-    from skyformer.cli import bench, data
+
+def build_app() -> typer.Typer:
+    import typer
+
+    from skyformer.cli.bench import app as bench
+    from skyformer.cli.data import app as data
 
     app = typer.Typer(
         name="skyformer",
@@ -19,8 +24,8 @@ def build_app():  # type: ignore[no-untyped-def]
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.add_typer(bench.app, name="bench")
-    app.add_typer(data.app, name="data")
+    app.add_typer(bench, name="bench")
+    app.add_typer(data, name="data")
     return app
 
 

@@ -42,13 +42,9 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise DataError(
-            f"{path} ends too early: it is truncated. Download it again, or copy it again."
-        ) from error
+        raise DataError(f"{path} ends too early: it is truncated. Download it again, or copy it again.") from error
     except (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path} cannot be read as an archive ({error}): it is damaged or of another kind."
-        ) from error
+        raise DataError(f"{path} cannot be read as an archive ({error}): it is damaged or of another kind.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -123,13 +119,9 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 def _check_member(info: tarfile.TarInfo, path: Path, limits: Limits) -> None:
     name = PurePosixPath(info.name)
     if name.is_absolute() or ".." in name.parts:
-        raise DataError(
-            f"{path} holds {info.name!r}, a path that leads outside: it is not the official archive."
-        )
+        raise DataError(f"{path} holds {info.name!r}, a path that leads outside: it is not the official archive.")
     if not (info.isreg() or info.isdir()) or info.issparse():
-        raise DataError(
-            f"{path} holds {info.name!r}, a link or a special file: it is not the official archive."
-        )
+        raise DataError(f"{path} holds {info.name!r}, a link or a special file: it is not the official archive.")
     if info.size > limits.member_bytes:
         raise DataError(
             f"{path} holds {info.name!r} of {info.size:,} bytes, an absurd size (at most "
@@ -147,9 +139,7 @@ def tar_members(path: Path, wanted: Callable[[str], bool], limits: Limits) -> It
         with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
             for number, info in enumerate(archive):
                 if number >= limits.members:
-                    raise DataError(
-                        f"{path} holds over {limits.members:,} files: it is not the official archive."
-                    )
+                    raise DataError(f"{path} holds over {limits.members:,} files: it is not the official archive.")
                 _check_member(info, path, limits)
                 metered.budget = _HEADER_ALLOWANCE + info.size
                 content = archive.extractfile(info) if info.isreg() and wanted(info.name) else None

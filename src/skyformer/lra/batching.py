@@ -43,11 +43,7 @@ class Batch:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch on another device."""
         present = ((field.name, getattr(self, field.name)) for field in fields(self))
-        moved = {
-            name: tensor.to(device, non_blocking=non_blocking)
-            for name, tensor in present
-            if tensor is not None
-        }
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in present if tensor is not None}
         return replace(self, **moved)
 
     def pin_memory(self) -> Self:

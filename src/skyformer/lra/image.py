@@ -40,8 +40,7 @@ def read(path: Path) -> Iterator[tuple[Split, Examples]]:
     missing = sorted(set(MD5) - set(files))
     if missing:
         raise DataError(
-            f"{path} lacks {', '.join(missing)}; expected the official binary version of CIFAR-10, "
-            f"as archive or folder"
+            f"{path} lacks {', '.join(missing)}; expected the official binary version of CIFAR-10, as archive or folder"
         )
     for name in MD5:
         for examples in _decode(files.pop(name), name):
@@ -76,9 +75,7 @@ def _from_archive(path: Path) -> dict[str, bytes]:
 def _checked(data: bytes, name: str, path: Path) -> bytes:
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != MD5[name]:
-        raise DataError(
-            f"{path}: {name} has MD5 {found}, but {MD5[name]} is published: it is damaged, get it again"
-        )
+        raise DataError(f"{path}: {name} has MD5 {found}, but {MD5[name]} is published: it is damaged, get it again")
     return data
 
 

@@ -58,9 +58,7 @@ def _parse(line: str, path: Path, number: int) -> tuple[Symbols, int, str]:
     except InputError as error:
         raise DataError(f"{path} line {number}: {error}") from error
     if not tab or str(value) != target.strip():
-        raise DataError(
-            f"{path} line {number}: the expression is {value}, but the target says {target[:20]!r}"
-        )
+        raise DataError(f"{path} line {number}: the expression is {value}, but the target says {target[:20]!r}")
     if len(symbols) > _MAX_LENGTH:
         raise DataError(f"{path} line {number}: {len(symbols)} tokens, at most {_MAX_LENGTH} expected")
     return np.array(symbols, np.uint8), value, f"{path.name}:{number}"

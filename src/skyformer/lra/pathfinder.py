@@ -273,9 +273,7 @@ def _try_two_snakes(length: int, rng: np.random.Generator) -> tuple[_Snake, _Sna
     return first, second, territory
 
 
-def _try_distractor(
-    length: int, territory: _Territory, rng: np.random.Generator
-) -> tuple[_Snake, _Territory] | None:
+def _try_distractor(length: int, territory: _Territory, rng: np.random.Generator) -> tuple[_Snake, _Territory] | None:
     territory = territory.copy()
     snake = _free_seed(territory, rng)
     if snake is None:

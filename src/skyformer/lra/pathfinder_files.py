@@ -66,9 +66,7 @@ def _level_folder(path: Path, level: Level) -> Path:
 def _metadata_files(root: Path) -> list[Path]:
     files = sorted((root / "metadata").glob("*.npy"), key=_number) or sorted(root.glob("metadata*.npy"))
     if not files:
-        raise DataError(
-            f"{root} holds no metadata/*.npy and no metadata*.npy; expected LRA's Pathfinder folder"
-        )
+        raise DataError(f"{root} holds no metadata/*.npy and no metadata*.npy; expected LRA's Pathfinder folder")
     return files
 
 
@@ -110,9 +108,7 @@ def _text_rows(path: Path) -> list[list[str]]:
 
 def _entry(row: list[str], place: str) -> _Entry:
     if len(row) < 4 or row[3] not in _LABELS:
-        raise DataError(
-            f"{place}: expected folder, file, number and label (0 or 1), got {' '.join(row[:4])!r}"
-        )
+        raise DataError(f"{place}: expected folder, file, number and label (0 or 1), got {' '.join(row[:4])!r}")
     entry = _Entry(row[0], row[1], _LABELS[row[3]])
     name = PurePosixPath(entry.source)
     if name.is_absolute() or ".." in name.parts:

@@ -187,8 +187,7 @@ def _package_version() -> str:
 def _write(batches: Iterable[tuple[Split, Examples]], job: _Job, place: Path) -> dict[Split, SplitWriter]:
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(SplitWriter(place / f"{split}.arrow", job.variant.spec))
-            for split in Split
+            split: stack.enter_context(SplitWriter(place / f"{split}.arrow", job.variant.spec)) for split in Split
         }
         for split, examples in batches:
             writers[split].write(examples)
@@ -264,9 +263,7 @@ def _read_text(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
     parts = text.read(path)
     for split, examples in parts.items():
         if len(examples) != text.REVIEWS_A_PART:
-            job.progress.note(
-                f"{path} has {len(examples):,} {split} reviews, the official {text.REVIEWS_A_PART:,}"
-            )
+            job.progress.note(f"{path} has {len(examples):,} {split} reviews, the official {text.REVIEWS_A_PART:,}")
     whole = _stage(((split, batch) for split in parts for batch in in_batches(parts[split])), job, place)
     return _with_dev_from_train(whole, job, share=10)
 
@@ -302,9 +299,7 @@ def _stage(batches: Iterable[tuple[Split, Examples]], job: _Job, place: Path) ->
     return {split: StoredSplit(writer.path) for split, writer in writers.items()}
 
 
-def _limited(
-    batches: Iterator[tuple[Split, Examples]], job: _Job, place: Path
-) -> Iterator[tuple[Split, Examples]]:
+def _limited(batches: Iterator[tuple[Split, Examples]], job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
     """All examples as they come, or with a limit a choice of them."""
     if job.variant.limit is None:
         return batches
@@ -312,9 +307,7 @@ def _limited(
     return _chosen({split: (part, np.arange(len(part))) for split, part in parts.items()}, job)
 
 
-def _with_dev_from_train(
-    parts: dict[Split, StoredSplit], job: _Job, share: int
-) -> Iterator[tuple[Split, Examples]]:
+def _with_dev_from_train(parts: dict[Split, StoredSplit], job: _Job, share: int) -> Iterator[tuple[Split, Examples]]:
     whole, test = parts[Split.TRAIN], parts[Split.TEST]
     train, dev = hold_out(whole.labels, len(whole) // share, job.variant.seed)
     rows = {Split.TRAIN: (whole, train), Split.DEV: (whole, dev), Split.TEST: (test, np.arange(len(test)))}

@@ -95,9 +95,7 @@ def _parse(stream: IO[bytes], path: Path, name: str) -> Iterator[Examples]:
 def _parse_line(line: bytes, place: str) -> tuple[int, str, bytes, bytes]:
     fields = line.rstrip(b"\r\n").split(b"\t")
     if len(fields) != 5 or len(line) >= _LONGEST_LINE:
-        raise DataError(
-            f"{place}: expected five fields between tabs (label, id, id, text, text), got {len(fields)}"
-        )
+        raise DataError(f"{place}: expected five fields between tabs (label, id, id, text, text), got {len(fields)}")
     label, first_id, second_id, first, second = fields
     if label not in _LABELS:
         raise DataError(f"{place}: the label is {label[:20]!r}, expected 0.0 or 1.0")
@@ -107,6 +105,4 @@ def _parse_line(line: bytes, place: str) -> tuple[int, str, bytes, bytes]:
 
 def _to_examples(rows: list[tuple[int, str, bytes, bytes]]) -> Examples:
     labels, sources, first, second = zip(*rows, strict=True)
-    return Examples(
-        Ragged.from_rows(first), np.array(labels, np.uint8), list(sources), Ragged.from_rows(second)
-    )
+    return Examples(Ragged.from_rows(first), np.array(labels, np.uint8), list(sources), Ragged.from_rows(second))

@@ -126,13 +126,10 @@ def read_manifest(folder: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError, ValueError) as error:
-        raise DataError(
-            f"{path} is damaged ({_first_line(error)}); prepare the task again with --force"
-        ) from error
+        raise DataError(f"{path} is damaged ({_first_line(error)}); prepare the task again with --force") from error
     if manifest.format != FORMAT_VERSION:
         raise DataError(
-            f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}; "
-            f"prepare again with --force"
+            f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}; prepare again with --force"
         )
     return manifest
 
@@ -205,13 +202,10 @@ class SplitWriter:
     def _check(self, examples: Examples) -> None:
         longest = max((int(part.lengths.max(initial=0)) for part in _parts(examples)), default=0)
         if longest > self._spec.max_length:
-            raise DataError(
-                f"an example of {self._spec.name} has {longest} tokens, at most {self._spec.max_length}"
-            )
+            raise DataError(f"an example of {self._spec.name} has {longest} tokens, at most {self._spec.max_length}")
         if len(examples) and int(examples.labels.max()) >= self._spec.num_classes:
             raise DataError(
-                f"a label of {self._spec.name} is {examples.labels.max()}, "
-                f"expected 0 to {self._spec.num_classes - 1}"
+                f"a label of {self._spec.name} is {examples.labels.max()}, expected 0 to {self._spec.num_classes - 1}"
             )
 
     def record(self, split: Split) -> SplitRecord:
@@ -281,9 +275,7 @@ class StoredSplit:
         try:
             table = datasets.Dataset.from_file(str(path)).data
         except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path} cannot be opened ({_first_line(error)}); prepare again with --force"
-            ) from error
+            raise DataError(f"{path} cannot be opened ({_first_line(error)}); prepare again with --force") from error
         self._sources = table.column("source")
         self.labels: Symbols = table.column("label").to_numpy()
         self.tokens = _RaggedColumn(table.column("tokens"))

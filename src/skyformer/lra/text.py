@@ -57,8 +57,7 @@ def _part(reviews: dict[str, bytes], split: Split, path: Path) -> Examples:
     labels = np.array([_LABELS[name.split("/")[1]] for name in names], np.uint8)
     if len(set(labels.tolist())) != len(_LABELS):
         raise DataError(
-            f"{path} has no reviews in {split}/pos or {split}/neg; "
-            f"expected the official aclImdb archive or its folder"
+            f"{path} has no reviews in {split}/pos or {split}/neg; expected the official aclImdb archive or its folder"
         )
     return Examples(Ragged.from_rows([reviews[name] for name in names]), labels, names)
 

@@ -1,0 +1,1 @@
+"""Measuring attention: correctness first, then time (interleaved), memory (fresh processes) and error."""

@@ -1,0 +1,89 @@
+"""Checks on arguments: each failure names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from skyformer.errors import InputError, MaskError, ShapeError
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_points(name: str, x: Tensor) -> None:
+    """`x` is a floating tensor (B, H, n, P)."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} must be a tensor (B, H, n, P); got {type(x).__name__}")
+    if x.dim() != 4:
+        advice = "; add the missing batch or head axis with unsqueeze" if x.dim() < 4 else ""
+        raise ShapeError(f"{name} must have 4 dimensions (B, H, n, P); got shape {tuple(x.shape)}{advice}")
+    if x.dtype not in FLOAT_DTYPES:
+        raise InputError(f"{name} must be float16, bfloat16, float32 or float64; got {x.dtype}")
+    if x.shape[-1] == 0:
+        raise ShapeError(f"{name} must have at least one feature; got shape {tuple(x.shape)}")
+
+
+def check_query_key_value(
+    query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str] = ("query", "key", "value")
+) -> None:
+    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other; `names` are the caller's."""
+    for name, x in zip(names, (query, key, value), strict=True):
+        check_points(name, x)
+    first, second, third = names
+    for name, x in ((second, key), (third, value)):
+        if x.shape[:2] != query.shape[:2]:
+            raise ShapeError(
+                f"{name} must have {first}'s batch and heads {tuple(query.shape[:2])}; got {tuple(x.shape[:2])}"
+            )
+        if x.dtype != query.dtype:
+            raise InputError(f"{name} must have {first}'s dtype {query.dtype}; got {x.dtype}")
+        if x.device != query.device:
+            raise InputError(f"{name} must be on {first}'s device {query.device}; got {x.device}")
+    if key.shape[-1] != query.shape[-1]:
+        raise ShapeError(f"{second} must have {first}'s head dim {query.shape[-1]}; got {key.shape[-1]}")
+    if value.shape[2] != key.shape[2]:
+        raise ShapeError(f"{third} must have {second}'s length {key.shape[2]}; got {value.shape[2]}")
+
+
+def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
+    """`mask` is None or bool (batch, length), True where a token is real."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise MaskError(f"{name} must be a bool tensor ({batch}, {length}); got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise MaskError(
+            f"{name} must be bool, True = attend; got {mask.dtype}. Convert a 0/1 mask with {name}.bool(), "
+            f"an additive one (0 / -inf) with {name} == 0"
+        )
+    if mask.shape != (batch, length):
+        raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
+
+
+def check_at_least(name: str, number: int, least: int) -> None:
+    """`number` is an integer no smaller than `least`."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise InputError(f"{name} must be an integer of at least {least}; got {number!r}")
+
+
+def check_positive(name: str, number: float) -> None:
+    """`number` is finite and above zero."""
+    if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
+        raise InputError(f"{name} must be a finite number above 0; got {number!r}")
+
+
+def check_probability(name: str, number: float) -> None:
+    """`number` lies in [0, 1)."""
+    if not (isinstance(number, int | float) and 0 <= number < 1):
+        raise InputError(f"{name} must be in [0, 1); got {number!r}")
+
+
+def check_finite_inputs(**tensors: Tensor) -> None:
+    """No NaN and no Inf; costs a pass over the data and a device synchronisation, so callers make it optional."""
+    for name, x in tensors.items():
+        finite = torch.isfinite(x)
+        if not bool(finite.all()):
+            where = tuple(int(i) for i in (~finite).nonzero()[0])
+            raise InputError(f"{name} must be finite; got {float(x[where])} at index {where}")

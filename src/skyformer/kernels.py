@@ -1,0 +1,173 @@
+"""Kernels: positive semidefinite functions kappa(x, y), each a small object that knows its formula and its slope.
+
+A kernel sees points only through three numbers, all of them multiplied by the same `scale` (so that kappa acts on
+sqrt(scale) x and sqrt(scale) y, a bandwidth of scale^(-1/2)):
+
+    inner  = scale <x, y>        half_x = scale |x|^2 / 2        half_y = scale |y|^2 / 2
+
+A radial kernel is a function phi of s = scale |x - y|^2 = 2 (half_x + half_y - inner). Its gradient is
+
+    d kappa / d x = scale psi(s) (y - x),        psi = -2 phi'
+
+and `psi` is what the code calls the slope. The softmax kernel exp(inner) is the only one that is not radial:
+d kappa / d x = scale kappa y.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from skyformer.errors import InputError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class Kernel(abc.ABC):
+    """kappa(x, y). Subclasses give the value and, for the backward pass, the slope."""
+
+    name: ClassVar[str]
+    radial: ClassVar[bool] = True
+    slope_is_value: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        """kappa from inner (..., a, b), half_x (..., a, 1) and half_y (..., 1, b). May overwrite `inner`."""
+
+    def value_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+        """kappa and psi, both (..., a, b). May overwrite `inner`."""
+        value = self.value(inner, half_x, half_y)
+        return value, value
+
+    def matrix(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """The dense kernel matrix, x (..., a, P) and y (..., b, P) to (..., a, b); differentiable."""
+        inner = scale * (x @ y.mT)
+        return self.value(inner, half_norms(x, scale), half_norms(y, scale).mT)
+
+
+def half_norms(x: Tensor, scale: float) -> Tensor:
+    """scale |x|^2 / 2, x (..., n, P) to (..., n, 1)."""
+    return x.square().sum(-1, keepdim=True) * (scale / 2)
+
+
+@dataclass(frozen=True)
+class GaussianKernel(Kernel):
+    """exp(-s / 2): the standard Gaussian kernel of the paper."""
+
+    name = "gaussian"
+    slope_is_value = True
+
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        # Rounding can leave the exponent above zero, and at large norms far above it.
+        return inner.sub_(half_x).sub_(half_y).clamp_(max=0).exp_()
+
+
+@dataclass(frozen=True)
+class SoftmaxKernel(Kernel):
+    """SM(x, y) = exp(scale <x, y>): the un-normalised attention score."""
+
+    name = "softmax"
+    radial = False
+    slope_is_value = True
+
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return inner.exp_()
+
+
+@dataclass(frozen=True)
+class LaplacianKernel(Kernel):
+    """exp(-sqrt(s)), in the Euclidean distance. Not differentiable at x = y, where its slope is taken as zero."""
+
+    name = "laplacian"
+
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return torch.exp(-_distance(inner, half_x, half_y))
+
+    def value_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+        distance = _distance(inner, half_x, half_y)
+        value = torch.exp(-distance)
+        return value, torch.where(distance > 0, value / distance, 0.0)
+
+
+@dataclass(frozen=True)
+class MaternKernel(Kernel):
+    """Matern with nu = 3/2, (1 + r) exp(-r) at r = sqrt(3 s), or 5/2, (1 + r + r^2/3) exp(-r) at r = sqrt(5 s)."""
+
+    name = "matern"
+    nu: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.nu not in (1.5, 2.5):
+            raise InputError(f"nu of the Matern kernel must be 1.5 or 2.5 (0.5 is 'laplacian'); got {self.nu!r}")
+
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return self._polynomial_and_slope(inner, half_x, half_y)[0]
+
+    def value_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+        return self._polynomial_and_slope(inner, half_x, half_y)
+
+    def _polynomial_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+        r = _distance(inner, half_x, half_y) * math.sqrt(2 * self.nu)
+        decay = torch.exp(-r)
+        if self.nu == 1.5:
+            return (1 + r) * decay, 3 * decay
+        return (1 + r + r.square() / 3) * decay, (5 / 3) * (1 + r) * decay
+
+
+@dataclass(frozen=True)
+class RationalQuadraticKernel(Kernel):
+    """(1 + s / (2 alpha))^(-alpha): a mixture of Gaussian kernels of all widths, so its tail is heavy."""
+
+    name = "rational_quadratic"
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise InputError(f"alpha of the rational quadratic kernel must be above 0; got {self.alpha!r}")
+
+    def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return self._base(inner, half_x, half_y).pow(-self.alpha)
+
+    def value_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+        base = self._base(inner, half_x, half_y)
+        value = base.pow(-self.alpha)
+        return value, value / base
+
+    def _base(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return 1 + _squared_distance(inner, half_x, half_y) / (2 * self.alpha)
+
+
+def _squared_distance(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+    return (2 * (half_x + half_y - inner)).clamp(min=0)
+
+
+def _distance(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+    """sqrt(s) with a zero, not an infinite, gradient where the points coincide."""
+    squared = _squared_distance(inner, half_x, half_y)
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        GaussianKernel(),
+        SoftmaxKernel(),
+        LaplacianKernel(),
+        MaternKernel(),
+        RationalQuadraticKernel(),
+    )
+}
+
+
+def get_kernel(kernel: str | Kernel) -> Kernel:
+    """A kernel by name with its default parameters, or the object itself."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise UnknownNameError("kernel", kernel, KERNELS)
+    return KERNELS[kernel]

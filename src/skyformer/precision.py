@@ -1,0 +1,39 @@
+"""The float32 island: half precision inputs are computed in float32, and autocast stays outside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 to float32; anything else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def without_autocast(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Runs `function` with autocast off on the device of its first tensor argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        tensor = next(a for a in args if isinstance(a, Tensor))
+        with _autocast_off(tensor.device.type):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _autocast_off(device_type: str) -> AbstractContextManager[object]:
+    # The meta device has no autocast to ask about.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)

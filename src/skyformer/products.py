@@ -1,0 +1,262 @@
+"""kernel_product: kappa(x, y) v in blocks, with a backward that recomputes them, so the (L, S) matrix never exists.
+
+With C = kappa(x, y), o = C v, dO the gradient of o and psi the slope of the kernel (see `kernels`):
+
+    dv   = C^T dO
+    G    = psi * (dO v^T)                                  elementwise, one block at a time
+    dx_i = scale ((G y)_i   - (sum_j G_ij) x_i)
+    dy_j = scale ((G^T x)_j - (sum_i G_ij) y_j)
+
+Where psi = C (Gaussian) the row sums of G are dO . o and its column sums v . dv, which costs nothing. For the softmax
+kernel the terms in the sums are absent. `docs/derivation.md` has the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from skyformer.checks import (
+    check_at_least,
+    check_mask,
+    check_positive,
+    check_probability,
+    check_query_key_value,
+)
+from skyformer.kernels import Kernel, get_kernel
+from skyformer.noise import draw_seed
+from skyformer.precision import at_least_float32, without_autocast
+
+BLOCK_ELEMENTS = 2**19
+"""Kernel values in one block over the whole batch: 2 MiB in float32, which stays in cache."""
+
+SHORT_SIDE = 512
+"""A side up to this long is never cut."""
+
+MEMORY_BUDGET = 2**25
+"""Bytes of kernel values that one product may keep for its backward; above, they are computed again."""
+
+
+def kernel_product(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    *,
+    kernel: str | Kernel = "gaussian",
+    scale: float = 1.0,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Tensor:
+    """kappa(sqrt(scale) x, sqrt(scale) y) v in O((L + S) P) memory.
+
+    Args:
+        x: (B, H, L, P). y: (B, H, S, P). v: (B, H, S, Pv).
+        kernel: a name in `kernels.KERNELS` or a `Kernel`.
+        key_mask: bool (B, S), True = use; the columns of the others count as zero.
+        is_causal: entry (i, j) counts only if j <= i.
+        dropout_p: each entry of the kernel matrix is dropped with this probability, the others divided by 1 - p.
+        generator: where dropout draws from; torch's own by default.
+        memory_budget: bytes of kernel values that may be kept for the backward pass instead of recomputed.
+
+    Returns:
+        (B, H, L, Pv), in the dtype of `x`; float16 and bfloat16 are computed in float32.
+    """
+    check_query_key_value(x, y, v, ("x", "y", "v"))
+    check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
+    check_probability("dropout_p", dropout_p)
+    check_positive("scale", scale)
+    check_at_least("memory_budget", memory_budget, 0)
+    chosen = get_kernel(kernel)
+    if key_mask is not None:
+        v = v.masked_fill(~key_mask[:, None, :, None], 0)
+        if not chosen.radial:
+            # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
+            y = y.masked_fill(~key_mask[:, None, :, None], 0)
+    plan = _Plan(
+        kernel=chosen,
+        scale=scale,
+        is_causal=is_causal,
+        dropout_p=dropout_p,
+        dropout_seed=draw_seed(generator) if dropout_p > 0 else 0,
+        memory_budget=memory_budget,
+    )
+    out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan)
+    return out.unflatten(0, x.shape[:2]).to(x.dtype)
+
+
+def dense_kernel_product(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    *,
+    kernel: str | Kernel = "gaussian",
+    scale: float = 1.0,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The same product as it is written on paper, with the whole matrix in memory: the reference of the tests."""
+    matrix = get_kernel(kernel).matrix(x, y, scale)
+    if key_mask is not None:
+        matrix = matrix.masked_fill(~key_mask[:, None, None, :], 0)
+    if is_causal:
+        matrix = matrix.tril()
+    return matrix @ v
+
+
+@dataclass(frozen=True)
+class _Plan:
+    kernel: Kernel
+    scale: float
+    is_causal: bool
+    dropout_p: float
+    dropout_seed: int
+    memory_budget: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows `i` of x against rows `j` of y; `number` counts the blocks of one pass."""
+
+    i: slice
+    j: slice
+    number: int
+
+    @property
+    def diagonal(self) -> int:
+        return int(self.i.start - self.j.start)
+
+
+class _KernelProduct(torch.autograd.Function):
+    """x (N, L, P), y (N, S, P), v (N, S, Pv) to (N, L, Pv)."""
+
+    @staticmethod
+    @without_autocast
+    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: _Plan) -> Tensor:
+        grid = _Grid(x, y, plan)
+        keep = any(ctx.needs_input_grad) and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
+        out = x.new_zeros(*x.shape[:2], v.shape[-1])
+        kept = []
+        for block in grid.blocks():
+            c = grid.values(block)
+            out[:, block.i] += torch.bmm(c, v[:, block.j])
+            if keep:
+                kept.append(c)
+        ctx.plan = plan
+        ctx.kept_blocks = len(kept)
+        ctx.save_for_backward(x, y, v, out, *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    @without_autocast
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, v, out, *kept = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        grid = _Grid(x, y, plan)
+        dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
+        row_sums, column_sums = torch.zeros_like(grid.half_x), torch.zeros_like(grid.half_y)
+        sum_slopes = plan.kernel.radial and not plan.kernel.slope_is_value
+        for block in grid.blocks():
+            x_i, y_j, v_j, do_i = x[:, block.i], y[:, block.j], v[:, block.j], grad_out[:, block.i]
+            c, slope = (kept[block.number],) * 2 if kept else grid.values_and_slopes(block)
+            dv[:, block.j] += torch.bmm(c.mT, do_i)
+            g = torch.bmm(do_i, v_j.mT).mul_(slope)
+            dx[:, block.i].add_(torch.bmm(g, y_j), alpha=plan.scale)
+            dy[:, block.j].add_(torch.bmm(g.mT, x_i), alpha=plan.scale)
+            if sum_slopes:
+                row_sums[:, block.i] += g.sum(-1, keepdim=True)
+                column_sums[:, :, block.j] += g.sum(-2, keepdim=True)
+        if sum_slopes:
+            dx.addcmul_(x, row_sums, value=-plan.scale)
+            dy.addcmul_(y, column_sums.mT, value=-plan.scale)
+        elif plan.kernel.radial:
+            subtract_dots(dx, x, grad_out, out, plan.scale)
+            subtract_dots(dy, y, v, dv, plan.scale)
+        return dx, dy, dv, None
+
+
+class _Grid:
+    """The kernel matrix of x (N, L, P) and y (N, S, P), seen one block at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor, plan: _Plan) -> None:
+        self.x, self.y, self.plan = x, y, plan
+        self.half_x = lean_half_norms(x, plan.scale)
+        self.half_y = lean_half_norms(y, plan.scale).mT
+
+    @property
+    def bytes(self) -> int:
+        return self.x.shape[0] * self.x.shape[1] * self.y.shape[1] * self.x.element_size()
+
+    def blocks(self) -> Iterator[_Block]:
+        count, rows, columns = self.x.shape[0], self.x.shape[1], self.y.shape[1]
+        height, width = block_shape(count, rows, columns)
+        number = 0
+        for i in range(0, rows, height):
+            for j in range(0, columns, width):
+                block = _Block(slice(i, min(i + height, rows)), slice(j, min(j + width, columns)), number)
+                if self.plan.is_causal and block.j.start >= block.i.stop:
+                    continue
+                yield block
+                number += 1
+
+    def values(self, block: _Block) -> Tensor:
+        value = self.plan.kernel.value(self._inner(block), *self._halves(block))
+        return self._thin_out(value, block)
+
+    def values_and_slopes(self, block: _Block) -> tuple[Tensor, Tensor]:
+        value, slope = self.plan.kernel.value_and_slope(self._inner(block), *self._halves(block))
+        if slope is value:
+            value = slope = self._thin_out(value, block)
+            return value, slope
+        return self._thin_out(value, block), self._thin_out(slope, block)
+
+    def _inner(self, block: _Block) -> Tensor:
+        return torch.bmm(self.x[:, block.i], self.y[:, block.j].mT).mul_(self.plan.scale)
+
+    def _halves(self, block: _Block) -> tuple[Tensor, Tensor]:
+        return self.half_x[:, block.i], self.half_y[:, :, block.j]
+
+    def _thin_out(self, c: Tensor, block: _Block) -> Tensor:
+        """What causality and dropout leave of a block."""
+        if self.plan.is_causal and block.j.stop > block.i.start + 1:
+            c = c.tril_(block.diagonal)
+        if self.plan.dropout_p > 0:
+            c = c.mul_(_dropout_factor(c, self.plan.dropout_p, self.plan.dropout_seed + block.number))
+        return c
+
+
+def block_shape(count: int, rows: int, columns: int) -> tuple[int, int]:
+    """Sizes of a block of the (rows, columns) matrix: the shorter side stays whole while it is short."""
+    short = max(1, min(rows, columns, SHORT_SIDE))
+    long = max(64, BLOCK_ELEMENTS // max(1, count * short))
+    return (short, long) if rows <= columns else (long, short)
+
+
+def lean_half_norms(x: Tensor, scale: float) -> Tensor:
+    """`kernels.half_norms` without a temporary of the size of x."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(scale / 2)
+
+
+def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """grad_i -= scale (a_i . b_i) x_i for (..., n, P), in pieces so that no second tensor of that size appears."""
+    length = x.shape[-2]
+    step = max(1, BLOCK_ELEMENTS * length // max(1, x.numel()))
+    for i in range(0, length, step):
+        a_i, b_i, x_i = (t[..., i : i + step, :] for t in (a, b, x))
+        grad[..., i : i + step, :].addcmul_(x_i, (a_i * b_i).sum(-1, keepdim=True), value=-scale)
+
+
+def _dropout_factor(c: Tensor, p: float, seed: int) -> Tensor:
+    """0 with probability p, else 1 / (1 - p); the same for the same seed, so that the backward can draw it again."""
+    if c.is_meta:
+        return torch.ones_like(c)
+    generator = torch.Generator(device=c.device).manual_seed(seed)
+    return torch.empty_like(c).bernoulli_(1 - p, generator=generator).div_(1 - p)

@@ -1,0 +1,180 @@
+"""The solve between Skyformer's two products, u = (M + gamma I)^-1 r: by Cholesky or the paper's Schulz iteration.
+
+Both are differentiated implicitly, never through their steps: with u = A^-1 r and A symmetric,
+
+    g = A^-1 du,        dr = g,        dA = -g u^T
+
+so what the forward factorised serves the backward too.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from skyformer.checks import check_at_least, check_positive
+from skyformer.errors import JitterWarning, SolveError, UnknownNameError
+from skyformer.precision import without_autocast
+
+
+@dataclass(frozen=True)
+class Solver(abc.ABC):
+    """How a symmetric positive definite A (..., d, d) is inverted: prepare once, apply both ways."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def prepare(self, matrix: Tensor) -> Tensor:
+        """Whatever tensor `apply` needs of A."""
+
+    @abc.abstractmethod
+    def apply(self, prepared: Tensor, rhs: Tensor) -> Tensor:
+        """A^-1 rhs."""
+
+
+@dataclass(frozen=True)
+class CholeskySolver(Solver):
+    """A = L L^T. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its mean), then
+    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if none does."""
+
+    name = "cholesky"
+    jitter: float = 1e-6
+    retries: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive("jitter", self.jitter)
+        check_at_least("retries", self.retries, 0)
+
+    def prepare(self, matrix: Tensor) -> Tensor:
+        factor: Tensor = _cholesky(matrix, self.jitter, self.retries)
+        return factor
+
+    def apply(self, prepared: Tensor, rhs: Tensor) -> Tensor:
+        return torch.cholesky_solve(rhs, prepared)
+
+
+@dataclass(frozen=True)
+class SchulzSolver(Solver):
+    """The paper's section 4.4: only matrix products. Each matrix is preconditioned by its own row sums
+    D = diag(A 1), which puts the spectrum of D^(-1/2) A D^(-1/2) into (0, 1], and inverted by
+
+        X <- X (13 I - N X (15 I - N X (7 I - N X))) / 4,        X_0 = I
+
+    whose residual R = I - N X turns into (3 R^3 + R^4) / 4 in every step. Its gradient takes the approximate inverse
+    for the true one, so the number of steps should make `schulz_residual` small."""
+
+    name = "schulz"
+    num_iterations: int = 8
+
+    def __post_init__(self) -> None:
+        check_at_least("num_iterations", self.num_iterations, 1)
+
+    def prepare(self, matrix: Tensor) -> Tensor:
+        normalised, root = schulz_precondition(matrix)
+        return schulz_inverse(normalised, self.num_iterations) / (root * root.mT)
+
+    def apply(self, prepared: Tensor, rhs: Tensor) -> Tensor:
+        return prepared @ rhs
+
+
+SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (CholeskySolver(), SchulzSolver())}
+
+
+def get_solver(solver: str | Solver) -> Solver:
+    """A solver by name with its default settings, or the object itself."""
+    if isinstance(solver, Solver):
+        return solver
+    if not isinstance(solver, str) or solver not in SOLVERS:
+        raise UnknownNameError("solver", solver, SOLVERS)
+    return SOLVERS[solver]
+
+
+def regularized_solve(gram: Tensor, rhs: Tensor, gamma: float, solver: str | Solver = "cholesky") -> Tensor:
+    """(M + gamma I)^-1 r for M (..., d, d) and r (..., d, Pv)."""
+    check_positive("gamma", gamma)
+    diagonal = torch.full_like(gram[..., 0], gamma)
+    out: Tensor = _ImplicitSolve.apply(gram + torch.diag_embed(diagonal), rhs, get_solver(solver))
+    return out
+
+
+class _ImplicitSolve(torch.autograd.Function):
+    @staticmethod
+    @without_autocast
+    def forward(ctx: Any, matrix: Tensor, rhs: Tensor, solver: Solver) -> Tensor:
+        prepared = solver.prepare(matrix)
+        solution = solver.apply(prepared, rhs)
+        ctx.solver = solver
+        ctx.save_for_backward(prepared, solution)
+        return solution
+
+    @staticmethod
+    @once_differentiable
+    @without_autocast
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        prepared, solution = ctx.saved_tensors
+        g = ctx.solver.apply(prepared, grad)
+        return -g @ solution.mT, g, None
+
+
+def schulz_precondition(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """N = D^(-1/2) A D^(-1/2) with D = diag(A 1), and the root of D as a column (..., d, 1)."""
+    root = matrix.sum(-1, keepdim=True).sqrt()
+    return matrix / (root * root.mT), root
+
+
+def schulz_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
+    """The 13-15-7 iteration for a symmetric N whose eigenvalues lie in (0, 2)."""
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    inverse = identity.expand_as(matrix)
+    for _ in range(num_iterations):
+        product = matrix @ inverse
+        inverse = inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
+    return (inverse + inverse.mT) / 2
+
+
+def schulz_residual(matrix: Tensor, num_iterations: int) -> Tensor:
+    """The Frobenius norm of I - N X for A (..., d, d) after that many steps, one number a matrix."""
+    normalised, _ = schulz_precondition(matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.matrix_norm(identity - normalised @ schulz_inverse(normalised, num_iterations))
+
+
+@torch.library.custom_op("skyformer::cholesky", mutates_args=())
+def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
+    """An operator of its own, so that torch.compile does not trip over the retries."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if not bool(info.any()):
+        return factor
+    first_failed = failed = info > 0
+    mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None].expand(matrix.shape[:-1])
+    added = 0.0
+    for attempt in range(retries):
+        added = jitter * 10**attempt
+        retried, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(added * mean_diagonal))
+        # Only matrices that still fail are changed, each as little as it needs: no example depends on its batch.
+        factor = torch.where(failed[..., None, None], retried, factor)
+        failed = failed & (info > 0)
+        if not bool(failed.any()):
+            warnings.warn(
+                f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite and got up to "
+                f"{added:.0e} of their mean diagonal added; a larger gamma avoids this",
+                JitterWarning,
+                stacklevel=2,
+            )
+            return factor
+    raise SolveError(
+        f"{int(failed.sum())} of {failed.numel()} matrices of size {matrix.shape[-1]} stayed indefinite with "
+        f"{added:.0e} of their mean diagonal added; are the inputs finite? "
+        "Otherwise raise gamma, or use solver='schulz'"
+    )
+
+
+@_cholesky.register_fake
+def _(matrix: Tensor, jitter: float, retries: int) -> Tensor:
+    return torch.empty_like(matrix)
