@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -163,3 +164,20 @@ def test_help(data: Command, command: tuple[str, ...]) -> None:
     outcome = data(*command, "--help")
     assert outcome.code == 0
     assert "Usage" in outcome.output
+
+
+WITHOUT_THE_EXTRA = """
+import sys
+for name in ("datasets", "pyarrow", "PIL", "filelock", "platformdirs"):
+    sys.modules[name] = None
+from skyformer.cli.main import main
+main()
+"""
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    command = [sys.executable, "-c", WITHOUT_THE_EXTRA, "data", "list"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 2
+    assert "pip install 'skyformer[lra]'" in outcome.stderr
+    assert "Traceback" not in outcome.stderr

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_generated_sets_are_pure_functions_of_their_options(task: str, tmp_path:
 
 
 def test_number_of_workers_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_IMAGES_A_JOB", 4)
+    monkeypatch.setattr(preparation, "_IMAGES_A_RUN", 4)
     alone = prepare("pathfinder", limit=10, level="easy", data_dir=tmp_path / "one")
     together = prepare("pathfinder", limit=10, level="easy", data_dir=tmp_path / "two", workers=2)
     assert hashes(alone) == hashes(together)
@@ -157,20 +158,27 @@ def test_unwritable_folder(tmp_path: Path) -> None:
         prepare("listops", data_dir=tmp_path / "file")
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from skyformer.lra import prepare
-if __name__ == "__main__":
-    result = prepare("{task}", limit={limit}, data_dir=Path(sys.argv[1]), workers={workers}, force={force})
-    print("fresh" if result.fresh else "found", flush=True)
-"""
+# A server that has everything imported already, so that each process starts at once.
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["skyformer.lra.preparation"])
+FRESH, FOUND = 10, 11
 
 
-def start(folder: Path, task: str, limit: int, workers: int = 1, force: bool = False) -> subprocess.Popen[str]:
-    script = folder.parent / f"prepare_{task}.py"
-    script.write_text(SCRIPT.format(task=task, limit=limit, workers=workers, force=force))
-    return subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, text=True)
+def prepare_and_exit(folder: Path, task: str, limit: int, workers: int, force: bool) -> None:
+    result = prepare(task, limit=limit, data_dir=folder, workers=workers, force=force)
+    sys.exit(FRESH if result.fresh else FOUND)
+
+
+def start(folder: Path, task: str, limit: int, workers: int = 1, force: bool = False) -> BaseProcess:
+    process = PROCESSES.Process(target=prepare_and_exit, args=(folder, task, limit, workers, force))
+    process.start()
+    return process
+
+
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:
@@ -184,8 +192,7 @@ def test_killed_while_writing_then_run_again(data_dir: Path) -> None:
     folder = data_dir / "listops-limit2000"
     process = start(data_dir, "listops", 2000)
     wait_for(lambda: any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow")))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill(process)
     assert not (folder / MANIFEST).exists()
     with pytest.raises(DataError, match="not prepared"):
         load_task("listops", limit=2000)
@@ -199,8 +206,7 @@ def test_killed_while_replacing_leaves_what_was_there(data_dir: Path) -> None:
     folder = data_dir / "listops-limit2000"
     process = start(data_dir, "listops", 2000, force=True)
     wait_for(lambda: any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow")))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill(process)
     assert len(load_task("listops", limit=2000).train) == 2000
     assert hashes(prepare("listops", limit=2000)) == before
 
@@ -209,14 +215,12 @@ def test_killed_parent_takes_its_workers_along(data_dir: Path) -> None:
     process = start(data_dir, "pathfinder", 2000, workers=2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.exists():
-        process.kill()
-        process.communicate()
+        kill(process)
         pytest.skip("no /proc here to look for child processes in")
     wait_for(lambda: len(children.read_text().split()) >= 2)
     workers = [int(child) for child in children.read_text().split()]
     time.sleep(1.0)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill(process)
     wait_for(lambda: not any(_is_running(worker) for worker in workers))
 
 
@@ -231,6 +235,7 @@ def _is_running(pid: int) -> bool:
 
 def test_two_processes_at_once(data_dir: Path) -> None:
     processes = [start(data_dir, "listops", 1000) for _ in range(2)]
-    outcomes = sorted(process.communicate()[0].strip() for process in processes)
-    assert outcomes == ["found", "fresh"]
+    for process in processes:
+        process.join()
+    assert sorted(process.exitcode or 0 for process in processes) == [FRESH, FOUND]
     assert len(load_task("listops", limit=1000).train) == 1000

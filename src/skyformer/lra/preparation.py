@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import metadata
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -44,7 +43,7 @@ from skyformer.lra.tasks import Split
 
 GENERATED = "generated"
 DOWNLOADED = "official download"
-_IMAGES_A_JOB = 100
+_IMAGES_A_RUN = 100
 
 
 @dataclass(frozen=True)
@@ -205,24 +204,40 @@ def _generate_listops(job: _Job) -> Iterator[tuple[Split, Examples]]:
 
 
 def _generate_pathfinder(job: _Job) -> Iterator[tuple[Split, Examples]]:
-    variant = job.variant
-    job.progress.begin("drawing paths", sum(variant.size(split) for split in Split))
-    for number, split in enumerate(Split):
-        size = variant.size(split)
-        runs = [range(start, min(start + _IMAGES_A_JOB, size)) for start in range(0, size, _IMAGES_A_JOB)]
-        draw_run = partial(_draw_run, (variant.seed, number), variant.level or pathfinder.Level.HARD)
-        for examples in _in_parallel(draw_run, runs, job.workers):
-            yield split, examples
+    sizes = [job.variant.size(split) for split in Split]
+    job.progress.begin("drawing paths", sum(sizes))
+    runs = [
+        _Run(
+            job.variant.seed, split, job.variant.level or pathfinder.Level.HARD, start, min(start + _IMAGES_A_RUN, size)
+        )
+        for split, size in zip(Split, sizes, strict=True)
+        for start in range(0, size, _IMAGES_A_RUN)
+    ]
+    for run, examples in zip(runs, _in_parallel(_draw, runs, job.workers), strict=True):
+        yield run.split, examples
 
 
-def _draw_run(stream: tuple[int, int], level: pathfinder.Level, numbers: range) -> Examples:
-    drawings = [pathfinder.draw(pathfinder.image_generator(*stream, number), level) for number in numbers]
+@dataclass(frozen=True)
+class _Run:
+    """Some images of a split, drawn in one go."""
+
+    seed: int
+    split: Split
+    level: pathfinder.Level
+    start: int
+    stop: int
+
+
+def _draw(run: _Run) -> Examples:
+    split_number = list(Split).index(run.split)
+    generators = (pathfinder.image_generator(run.seed, split_number, n) for n in range(run.start, run.stop))
+    drawings = [pathfinder.draw(generator, run.level) for generator in generators]
     pixels = np.stack([drawing.pixels.reshape(-1) for drawing in drawings])
     labels = np.array([drawing.label for drawing in drawings], np.uint8)
     return Examples(Ragged.from_matrix(pixels), labels, [GENERATED] * len(labels))
 
 
-def _in_parallel(work: Callable[[range], Examples], runs: list[range], workers: int) -> Iterator[Examples]:
+def _in_parallel(work: Callable[[_Run], Examples], runs: list[_Run], workers: int) -> Iterator[Examples]:
     """The results in order, whatever the number of processes."""
     if workers == 1 or len(runs) < 2:
         yield from map(work, runs)
