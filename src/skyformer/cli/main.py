@@ -15,6 +15,7 @@ def build_app() -> typer.Typer:
     import typer
 
     from skyformer.cli.bench import app as bench
+    from skyformer.cli.data import app as data
 
     app = typer.Typer(
         name="skyformer",
@@ -24,6 +25,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.add_typer(bench, name="bench")
+    app.add_typer(data, name="data")
     return app
 
 

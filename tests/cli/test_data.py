@@ -1,0 +1,183 @@
+"""`skyformer data` as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from skyformer.cli.main import main
+from tests.lra.stand_ins import pair_files, review_files, write_folder, write_tar
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SKYFORMER_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+class Outcome:
+    def __init__(self, code: int, output: str, errors: str) -> None:
+        self.code, self.output, self.errors = code, output, errors
+
+
+class Command:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: object) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["skyformer", "data", *map(str, words)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = self._capsys.readouterr()
+        return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+def test_prepare_says_where_and_how_large(data: Command, data_dir: Path) -> None:
+    outcome = data("prepare", "listops", "--limit", 5)
+    assert outcome.code == 0
+    assert str(data_dir / "listops-limit5") in outcome.output
+    assert "MB; 5 train, 5 dev, 5 test" in outcome.output
+    assert "was ready already" in data("prepare", "listops", "--limit", 5).output
+    assert "is ready" in data("prepare", "listops", "--limit", 5, "--force").output
+
+
+def test_prepare_from_files(data: Command, tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "aclImdb.tar.xz", review_files(10), "w:xz")
+    outcome = data("prepare", "text", "--from", archive)
+    assert "18 train, 2 dev, 20 test" in outcome.output
+    assert "note: " in outcome.errors
+    assert "the official 25,000" in outcome.errors
+
+
+def test_list(data: Command, tmp_path: Path) -> None:
+    data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
+    lines = data("list").output.splitlines()
+    assert lines[0] == f"data folder: {tmp_path / 'data'}"
+    assert "4 train, 4 dev, 4 test" in lines[1]
+    assert "from pairs" in lines[1]
+    assert len(lines) == 6
+    assert "skyformer data prepare listops" in "\n".join(lines[2:])
+
+
+def test_show_expressions(data: Command) -> None:
+    data("prepare", "listops", "--limit", 5)
+    outcome = data("show", "listops", "--limit", 5, "-n", 2, "--split", "dev")
+    assert outcome.output.count("label") == 2
+    assert "[M" in outcome.output
+
+
+def test_show_text_cannot_steer_the_terminal(data: Command, tmp_path: Path) -> None:
+    files = dict.fromkeys(review_files(10), b"\x1b[31mred\x07")
+    data("prepare", "text", "--from", write_folder(tmp_path / "reviews", files))
+    outcome = data("show", "text", "-n", 3)
+    assert outcome.code == 0
+    assert "red" in outcome.output
+    assert "\x1b" not in outcome.output
+
+
+def test_show_pairs(data: Command, tmp_path: Path) -> None:
+    data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
+    outcome = data("show", "retrieval", "-n", 1)
+    assert "abab" in outcome.output
+    assert "cdcd" in outcome.output
+
+
+def test_show_pictures(data: Command, tmp_path: Path) -> None:
+    options = ("pathfinder", "--level", "easy", "--limit", 4)
+    data("prepare", *options, "--workers", 1)
+    drawn = data("show", *options, "-n", 1).output
+    assert len(drawn.splitlines()) >= 32
+    assert "##" in drawn
+    outcome = data("show", *options, "-n", 4, "--png", tmp_path / "paths.png")
+    assert outcome.code == 0
+    with Image.open(tmp_path / "paths.png") as picture:
+        assert picture.format == "PNG"
+
+
+def test_verify(data: Command, data_dir: Path) -> None:
+    assert "nothing is prepared" in data("verify").output
+    data("prepare", "listops", "--limit", 5)
+    assert data("verify").output == "listops-limit5: ok\n"
+    (file,) = (data_dir / "listops-limit5").glob("dev-*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"\x01", b"\x02", 1))
+    outcome = data("verify", "listops-limit5")
+    assert outcome.code == 2
+    assert file.name in outcome.output
+    assert "damaged: listops-limit5" in outcome.errors
+    assert data("verify", "text").code == 2
+
+
+def test_prepare_all_goes_on_after_a_failure(data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skyformer.errors import DataError
+    from skyformer.lra import preparation
+
+    def fail(*_: object) -> None:
+        raise DataError("cannot download")
+
+    monkeypatch.setattr(preparation.Download, "run", fail)
+    outcome = data("prepare", "all", "--limit", 3, "--level", "easy", "--workers", 1)
+    assert outcome.code == 2
+    assert "listops-limit3 is ready" in outcome.output
+    assert "pathfinder-easy-limit3 is ready" in outcome.output
+    assert "3 of 5 tasks could not be prepared: text, retrieval, image" in outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("prepare", "listop"), "Did you mean 'listops'?"),
+        (("prepare", "listops", "--limit", "0"), "at least 1"),
+        (("prepare", "listops", "--level", "easy"), "only pathfinder has levels"),
+        (("prepare", "pathfinder", "--level", "brutal"), "unknown pathfinder level"),
+        (("prepare", "text", "--from", "nowhere"), "nowhere does not exist"),
+        (("prepare", "all", "--from", "."), "one by one"),
+        (("show", "text"), "skyformer data prepare text"),
+        (("show", "listops", "-n", "0"), "at least 1"),
+    ],
+)
+def test_errors_are_one_line(data: Command, words: tuple[str, ...], message: str) -> None:
+    outcome = data(*words)
+    assert outcome.code == 2
+    assert message in outcome.errors
+    assert outcome.errors.count("\n") == 1
+    assert outcome.errors.startswith("error: ")
+
+
+def test_png_of_a_task_without_images(data: Command, tmp_path: Path) -> None:
+    data("prepare", "listops", "--limit", 3)
+    outcome = data("show", "listops", "--limit", 3, "--png", tmp_path / "x.png")
+    assert outcome.code == 2
+    assert "--png needs a task of images" in outcome.errors
+
+
+@pytest.mark.parametrize("command", [(), ("prepare",), ("list",), ("show",), ("verify",)])
+def test_help(data: Command, command: tuple[str, ...]) -> None:
+    outcome = data(*command, "--help")
+    assert outcome.code == 0
+    assert "Usage" in outcome.output
+
+
+WITHOUT_THE_EXTRA = """
+import sys
+for name in ("datasets", "pyarrow", "PIL", "filelock", "platformdirs"):
+    sys.modules[name] = None
+from skyformer.cli.main import main
+main()
+"""
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    command = [sys.executable, "-c", WITHOUT_THE_EXTRA, "data", "list"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 2
+    assert "pip install 'skyformer[lra]'" in outcome.stderr
+    assert "Traceback" not in outcome.stderr

@@ -1,0 +1,205 @@
+"""Downloads resume, time out and explain themselves, tried against a server on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from skyformer.errors import DataError
+from skyformer.lra.download import Download, OfficialSource
+
+CONTENT = bytes(range(256)) * 2000
+
+
+class Server:
+    """Serves one file at any address, with the faults a test asks for."""
+
+    def __init__(self) -> None:
+        self.content = CONTENT
+        self.tag: str | None = '"v1"'
+        self.cut_after: list[int] = []
+        self.status = 200
+        self.honours_ranges = True
+        self.delay = 0.0
+        self.ranges: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        class QuietServer(ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                """Clients that hang up are what is tested here."""
+
+        self.http = QuietServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_port}/official.tar.gz"
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.ranges.append(request.headers["Range"])
+        time.sleep(self.delay)
+        start = self._start(request)
+        if self.status >= 400 or start > len(self.content):
+            request.send_error(self.status if self.status >= 400 else 416)
+            return
+        body = self.content[start:]
+        request.send_response(206 if start else 200)
+        request.send_header("Content-Length", str(len(body)))
+        if self.tag:
+            request.send_header("ETag", self.tag)
+        if start:
+            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        request.end_headers()
+        request.wfile.write(body[: self.cut_after.pop(0)] if self.cut_after else body)
+
+    def _start(self, request: BaseHTTPRequestHandler) -> int:
+        wanted = request.headers["Range"]
+        same = request.headers["If-Range"] == self.tag
+        return int(wanted.split("=")[1].rstrip("-")) if wanted and same and self.honours_ranges else 0
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+class Recorder:
+    """Remembers the progress it is told of."""
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self.done = 0
+
+    def begin(self, what: str, total: int | None) -> None:
+        self.total, self.done = total, 0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+
+    def note(self, message: str) -> None: ...
+
+
+def download(server: Server, folder: Path, md5: str | None = None, timeout: float = 5.0) -> Path:
+    return Download(OfficialSource(server.url, md5), folder, timeout=timeout, pause=0.0).run()
+
+
+def test_whole_file_with_progress(server: Server, tmp_path: Path) -> None:
+    recorder = Recorder()
+    path = Download(OfficialSource(server.url), tmp_path / "new", recorder).run()
+    assert path.read_bytes() == CONTENT
+    assert recorder.total == recorder.done == len(CONTENT)
+    assert not list(path.parent.glob("*.part*"))
+
+
+def test_broken_connection_resumes_where_it_broke(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [100_000, 50_000]
+    assert download(server, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_next_run_resumes(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [1000] * 4
+    with pytest.raises(DataError, match=r"4,000 bytes are kept; the same command resumes"):
+        download(server, tmp_path)
+    assert download(server, tmp_path).read_bytes() == CONTENT
+    assert server.ranges[-1] == "bytes=4000-"
+
+
+def test_a_file_that_changed_meanwhile_starts_over(server: Server, tmp_path: Path) -> None:
+    server.cut_after = [1000] * 4
+    with pytest.raises(DataError):
+        download(server, tmp_path)
+    server.content, server.tag = CONTENT[::-1], '"v2"'
+    assert download(server, tmp_path).read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("tag", [None, 'W/"weak"'])
+def test_without_a_version_it_starts_over(server: Server, tmp_path: Path, tag: str | None) -> None:
+    server.tag, server.cut_after = tag, [1000]
+    assert download(server, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, None]
+
+
+def test_server_without_ranges(server: Server, tmp_path: Path) -> None:
+    server.honours_ranges, server.cut_after = False, [1000]
+    assert download(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_partial_file_longer_than_the_whole_starts_over(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "official.tar.gz.part").write_bytes(b"x" * (len(CONTENT) + 5))
+    (tmp_path / "official.tar.gz.part.version").write_text('"v1"')
+    assert download(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_time_out(server: Server, tmp_path: Path) -> None:
+    server.delay = 0.6
+    with pytest.raises(DataError, match="timed out"):
+        download(server, tmp_path, timeout=0.05)
+
+
+def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
+    source = OfficialSource("http://127.0.0.1:9/official.tar.gz")
+    with pytest.raises(DataError, match="--from PATH, or put it at") as caught:
+        Download(source, tmp_path, pause=0.0).run()
+    assert str(tmp_path / "official.tar.gz") in str(caught.value)
+    assert source.url in str(caught.value)
+
+
+def test_missing_on_the_server_is_not_tried_again(server: Server, tmp_path: Path) -> None:
+    server.status = 404
+    with pytest.raises(DataError, match="HTTP 404"):
+        download(server, tmp_path)
+    assert len(server.ranges) == 1
+
+
+def test_overloaded_server_is_tried_again(server: Server, tmp_path: Path) -> None:
+    server.status = 503
+    with pytest.raises(DataError, match="HTTP 503"):
+        download(server, tmp_path)
+    assert len(server.ranges) == 4
+
+
+def test_published_hash(server: Server, tmp_path: Path) -> None:
+    assert download(server, tmp_path, hashlib.md5(CONTENT).hexdigest()).exists()
+
+
+def test_wrong_hash_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is published"):
+        download(server, tmp_path, "0" * 32)
+    assert not list(tmp_path.glob("official.tar.gz")) + list(tmp_path.glob("*.part"))
+
+
+def test_what_is_there_is_not_downloaded(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "official.tar.gz").write_bytes(b"put here by hand")
+    assert download(server, tmp_path).read_bytes() == b"put here by hand"
+    assert server.ranges == []
+
+
+def test_two_at_once_download_once(server: Server, tmp_path: Path) -> None:
+    server.delay = 0.1
+    with ThreadPoolExecutor() as pool:
+        paths = list(pool.map(lambda _: download(server, tmp_path), range(2)))
+    assert [path.read_bytes() for path in paths] == [CONTENT] * 2
+    assert len(server.ranges) == 1

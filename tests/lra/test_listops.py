@@ -1,0 +1,210 @@
+"""ListOps: its notation, its values, and the distribution of what is generated."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyformer.errors import InputError
+from skyformer.lra import listops
+from skyformer.lra.examples import Examples
+
+Tree = int | tuple[str, list["Tree"]]
+OPERATORS = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(statistics.median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+trees: st.SearchStrategy[Tree] = st.recursive(
+    st.integers(0, 9),
+    lambda inner: st.tuples(st.sampled_from(list(OPERATORS)), st.lists(inner, min_size=1, max_size=5)),
+    max_leaves=40,
+)
+
+
+def value_of(tree: Tree) -> int:
+    return tree if isinstance(tree, int) else OPERATORS[tree[0]]([value_of(part) for part in tree[1]])
+
+
+def written(tree: Tree) -> str:
+    """LRA's notation: `( ( ( [MAX 2 ) 9 ) ] )`."""
+    if isinstance(tree, int):
+        return str(tree)
+    text = tree[0]
+    for part in [*map(written, tree[1]), "]"]:
+        text = f"( {text} {part} )"
+    return text
+
+
+@given(trees)
+def test_value_of_any_expression(tree: Tree) -> None:
+    assert listops.evaluate(written(tree)) == value_of(tree)
+
+
+@given(trees)
+def test_parentheses_carry_no_meaning(tree: Tree) -> None:
+    bare = written(tree).replace("(", "").replace(")", "")
+    assert listops.tokenize(bare) == listops.tokenize(written(tree))
+    assert listops.to_source(listops.to_symbols(bare)).split() == bare.split()
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("7", 7),
+        ("[MED 1 2 ]", 1),
+        ("[MED 1 4 8 9 ]", 6),
+        ("[SM 9 9 9 ]", 7),
+        ("[MAX [MIN 3 4] 2]", 3),
+        ("( ( ( [MAX 2 ) 9 ) ] )", 9),
+    ],
+)
+def test_values(source: str, value: int) -> None:
+    assert listops.evaluate(source) == value
+
+
+def test_token_ids_keep_the_closing_bracket_and_leave_zero_for_padding() -> None:
+    assert listops.tokenize("[MIN 0 [MAX 9 ] [MED 1 ] [SM 2 ] ]") == [
+        11,
+        1,
+        12,
+        10,
+        15,
+        13,
+        2,
+        15,
+        14,
+        3,
+        15,
+        15,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("[MAX 1 2", "1 unclosed"),
+        ("1 ]", "never opened"),
+        ("[MIN ]", "no arguments"),
+        ("[AVG 1 ]", r"'\[AVG' is not known"),
+        ("12", "'12' is not known"),
+        ("1 2", "2 values at the top"),
+        ("", "0 values at the top"),
+    ],
+)
+def test_bad_expressions(source: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        listops.evaluate(source)
+
+
+def test_reference_rows(references: Path) -> None:
+    lines = (references / "data/listops/basic_test.tsv").read_text().splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    assert len(rows) == 100
+    assert [listops.evaluate(source) for source, _ in rows] == [int(target) for _, target in rows]
+    assert all(500 < len(listops.tokenize(source)) < 2000 for source, _ in rows)
+
+
+@pytest.fixture(scope="module")
+def generated() -> list[Examples]:
+    return list(listops.generate(1500, (0, 0), set()))
+
+
+def test_generated_values_are_right(generated: list[Examples]) -> None:
+    for examples in generated:
+        for row, label in zip(examples.tokens.rows(), examples.labels.tolist(), strict=True):
+            assert listops.evaluate_symbols(row.tolist()) == label
+
+
+def test_generated_lengths_lie_strictly_between(generated: list[Examples]) -> None:
+    lengths = np.concatenate([examples.tokens.lengths for examples in generated])
+    assert len(lengths) == 1500
+    assert lengths.min() > 500
+    assert lengths.max() < 2000
+
+
+def test_generation_is_a_pure_function_and_a_limit_is_a_prefix(generated: list[Examples]) -> None:
+    rows = [row.tobytes() for examples in generated for row in examples.tokens.rows()]
+    again = [row.tobytes() for examples in listops.generate(40, (0, 0), set()) for row in examples.tokens.rows()]
+    other = [row.tobytes() for examples in listops.generate(40, (1, 0), set()) for row in examples.tokens.rows()]
+    assert again == rows[:40]
+    assert other != again
+
+
+def test_no_repeats_even_across_calls(generated: list[Examples]) -> None:
+    seen: set[bytes] = set()
+    first = [row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()]
+    second = [row.tobytes() for examples in listops.generate(30, (0, 0), seen) for row in examples.tokens.rows()]
+    assert len(set(first + second)) == 60
+
+
+def depth_of(symbols: list[int]) -> int:
+    depth = deepest = 0
+    for symbol in symbols:
+        depth += (symbol >= listops.FIRST_OPERATOR) - 2 * (symbol == listops.CLOSE)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def test_depth_and_arguments_stay_within_bounds(generated: list[Examples]) -> None:
+    rows = [row.tolist() for examples in generated for row in examples.tokens.rows()]
+    # Nodes at depth ten are digits, so operators nest nine deep at most.
+    assert max(map(depth_of, rows)) == 9
+    assert {len(arguments) for row in rows[:200] for arguments in arguments_of(row)} == set(range(2, 11))
+
+
+def arguments_of(symbols: list[int]) -> list[list[int]]:
+    """The arguments of every operator, nested ones as a 0."""
+    closed, open_lists = [], [[]]
+    for symbol in symbols:
+        if symbol == listops.CLOSE:
+            closed.append(open_lists.pop())
+            open_lists[-1].append(0)
+        elif symbol >= listops.FIRST_OPERATOR:
+            open_lists.append([])
+        else:
+            open_lists[-1].append(symbol)
+    return closed
+
+
+def one_tree_at_a_time(rng: random.Random, depth: int = 1) -> tuple[int, int, int]:
+    """LRA's distribution by plain recursion: length, number of operators, value."""
+    if depth == 10 or rng.random() > 0.25:
+        return 1, 0, rng.randrange(10)
+    parts = [one_tree_at_a_time(rng, depth + 1) for _ in range(rng.randint(2, 10))]
+    operation = list(OPERATORS.values())[rng.randrange(4)]
+    return (
+        2 + sum(length for length, _, _ in parts),
+        1 + sum(operators for _, operators, _ in parts),
+        operation([value for _, _, value in parts]),
+    )
+
+
+def test_distribution_is_that_of_plain_recursion(generated: list[Examples]) -> None:
+    rng = random.Random(0)
+    plain: list[tuple[int, int, int]] = []
+    while len(plain) < 400:
+        tree = one_tree_at_a_time(rng)
+        if 500 < tree[0] < 2000:
+            plain.append(tree)
+    rows = [row for examples in generated for row in examples.tokens.rows()]
+    labels = np.concatenate([examples.labels for examples in generated])
+    compared = [
+        ([length for length, _, _ in plain], [len(row) for row in rows]),
+        (
+            [operators / length for length, operators, _ in plain],
+            [np.mean(row == listops.CLOSE) for row in rows],
+        ),
+        ([value == 0 for _, _, value in plain], labels == 0),
+        ([value == 9 for _, _, value in plain], labels == 9),
+    ]
+    for expected, found in compared:
+        error = np.hypot(np.std(expected) / len(expected) ** 0.5, np.std(found) / len(found) ** 0.5)
+        assert abs(np.mean(expected) - np.mean(found)) < 4 * error
