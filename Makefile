@@ -1,7 +1,7 @@
 # `make run` shows what the package does; `make test` checks that it does it. Both set up .venv first.
 PY := .venv/bin/python
 
-.PHONY: setup run test lint test-slow test-timing bench clean
+.PHONY: setup run test lint test-slow test-timing docs bench clean
 
 setup:
 	./scripts/setup.sh cli
@@ -10,7 +10,7 @@ run: setup
 	$(PY) -m skyformer.cli.main bench attention --output results/run
 
 test: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 lint:
 	./scripts/setup.sh dev
@@ -25,6 +25,10 @@ test-slow:
 test-timing:
 	./scripts/setup.sh dev
 	$(PY) -m pytest -m timing
+
+docs:
+	./scripts/setup.sh cli
+	$(PY) scripts/attention_page.py
 
 bench:
 	./scripts/setup.sh cli,peers

@@ -1,4 +1,4 @@
-"""Writes the table of promises into docs/attentions.md from what the classes declare: `python scripts/attention_page.py`.
+"""Writes the table of promises into docs/attentions.md from what the classes declare: `make docs`.
 
 With `--check` it only says whether the page is up to date.
 """

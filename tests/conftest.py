@@ -20,6 +20,10 @@ settings.register_profile(
 settings.load_profile("default")
 
 
+# The tensors of the tests are small: a second thread would only be waited for.
+torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
