@@ -1,8 +1,4 @@
-"""Rows in another order: permutations whose backward is a plain gather, and the valid tokens put first.
-
-Mechanisms that look at where a token stands (blocks, chunks) do so in the sequence of an example's valid
-tokens, so that neither padding nor holes in a mask move anything.
-"""
+"""Rows in several orders at once, by permutations whose backward is a plain gather."""
 
 from __future__ import annotations
 
@@ -32,15 +28,9 @@ class Order:
         return Order(self.inverse, self.order)
 
 
-def valid_first(valid: Tensor) -> Order:
-    """The valid rows (B, n) of each example in front, in their order, then the others."""
-    return Order.sorting(~valid)
-
-
 def permute_rows(x: Tensor, order: Order) -> Tensor:
-    """x (B, H, n, c) in the order (B, n) of each example; or, with an order (B, H R, n), every head in R
-    orders of its own: (B, H R, n, c)."""
-    out: Tensor = _PermuteRows.apply(x, order.order, order.inverse)  # type: ignore[no-untyped-call]
+    """x (B, H, n, c), every head in R orders (B, H R, n) of its own: (B, H R, n, c)."""
+    out: Tensor = _PermuteRows.apply(x, order.order, order.inverse)
     return out
 
 
@@ -48,23 +38,21 @@ class _PermuteRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
-        ctx.shape = x.shape
+        ctx.heads = x.shape[1]
         return _take(x, order)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (inverse,) = ctx.saved_tensors
-        batch, heads, length, width = ctx.shape
         back = _take(grad, inverse)
-        rounds = grad.shape[1] // heads
-        return back if rounds == 1 else back.view(batch, heads, rounds, length, width).sum(2), None, None
+        rounds = grad.shape[1] // ctx.heads
+        return back if rounds == 1 else back.view(-1, ctx.heads, rounds, *grad.shape[2:]).sum(2), None, None
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (B, n) or (B, H R, n) of x (B, H, n, c). A gather would copy element by element."""
+    """Rows (B, H R, n) of x (B, H, n, c): whole rows are copied, where a gather goes element by element."""
     batch, heads, length, width = x.shape
-    rows = rows.unsqueeze(1).expand(-1, heads, -1) if rows.dim() == 2 else rows
     start = torch.arange(batch * heads, device=x.device).view(batch, heads, 1, 1) * length
-    flat = (rows.reshape(batch, heads, -1, length) + start).flatten()
-    return x.reshape(-1, width).index_select(0, flat).view(batch, -1, length, width)
+    flat = (rows.view(batch, heads, -1, length) + start).flatten()
+    return x.reshape(-1, width).index_select(0, flat).view(*rows.shape, width)

@@ -239,3 +239,14 @@ def test_agrees_with_transformers() -> None:
     expected = peer(hidden, buckets=buckets).hidden_states
     actual = reformer_attention(q, q, v, chunk_size=chunk_size, buckets=buckets)
     torch.testing.assert_close(actual.transpose(1, 2).flatten(2), expected)
+
+
+def test_nothing_leaks_from_masked_tokens() -> None:
+    q, k, v = draw(40)
+    mask = torch.rand(2, 40) > 0.3
+    filled = tuple(x.masked_fill(~mask[:, None, :, None], torch.nan) for x in (q, k, v))
+    clean, dirty = (
+        reformer_attention(*x, key_mask=mask, chunk_size=4, generator=seeded()) for x in ((q, k, v), filled)
+    )
+    visible = mask[:, None, :, None]
+    assert torch.equal(clean.masked_fill(~visible, 0), dirty.masked_fill(~visible, 0))

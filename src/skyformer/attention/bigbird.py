@@ -33,7 +33,7 @@ from skyformer.checks import (
 )
 from skyformer.noise import draw_seed, uniform_noise
 from skyformer.precision import at_least_float32, without_autocast
-from skyformer.rows import permute_rows, valid_first
+from skyformer.ranks import Ranks
 
 
 def bigbird_attention(
@@ -156,11 +156,11 @@ def _attend(
         visible = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
         return _attend_by_rank(q, k, v, visible, visible.sum(-1), pattern, dense).to(query.dtype)
     tokens = key_mask if query_mask is None else key_mask | query_mask
-    order = valid_first(tokens)
-    q, k, v = (permute_rows(t, order) for t in (q, k, v))
-    visible = key_mask.gather(1, order.order)
-    out = _attend_by_rank(q, k, v, visible, tokens.sum(-1), pattern, dense)
-    return permute_rows(out, order.reversed()).to(query.dtype)
+    ranks = Ranks.of(tokens)
+    q, k, v = (ranks.compact(t) for t in (q, k, v))
+    visible = key_mask.gather(1, ranks.position.clamp(min=0)) & (ranks.position >= 0)
+    out = _attend_by_rank(q, k, v, visible, ranks.count.squeeze(1), pattern, dense)
+    return ranks.spread(out).to(query.dtype)
 
 
 def _attend_by_rank(

@@ -153,6 +153,8 @@ def _attend(
     if missing and key_mask is None:
         key_mask = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device)
     tokens = key_mask if tokens is None else tokens
+    if key_mask is not None and tokens is not None:
+        query, value = (x.masked_fill(~m[:, None, :, None], 0) for x, m in ((query, tokens), (value, key_mask)))
     query, value = (F.pad(x, (0, 0, 0, missing)) for x in (query, value))
     key_mask, tokens = (None if m is None else F.pad(m, (0, missing)) for m in (key_mask, tokens))
     buckets = F.pad(buckets, (0, missing))
