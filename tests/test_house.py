@@ -18,6 +18,8 @@ ROOMS = [
     "checks",
     "precision",
     "noise",
+    "ranks",
+    "rows",
     "kernels",
     "products",
     "fused",
