@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Self
 
 import torch
@@ -129,4 +130,5 @@ def _sentence(detail: ErrorDetails) -> str:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "missing":
         return f"{name} is required"
-    return f"{detail['msg'].replace('Input', name, 1)}; got {detail['input']!r}"
+    complaint = re.sub("^[Ii]nput", name, detail["msg"])
+    return f"{complaint}; got {detail['input']!r}"

@@ -66,14 +66,24 @@ class StoredModel(nn.Module):
         config, digest = _read_description(described, cls.__name__)
         file = described.with_name(_weights_name(digest))
         weights = _read_weights(file, digest)
-        with torch.device("meta"):
-            blueprint = cls(config)
-        _check_fit(weights, blueprint.state_dict(), file)
+        _check_fit(weights, cls._expected_state(config, weights, described), file)
         # Its first weights are drawn only to be replaced, which the caller's random numbers should not show.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             model = cls(config)
         model.to(_common_dtype(weights)).load_state_dict(weights)
         return model.to(device).eval()
+
+    @classmethod
+    def _expected_state(cls, config: ModelConfig, weights: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+        """What `config` promises, as tensors that take no memory however much that is."""
+        stored = {match[1] for name in weights if (match := re.search(r"\blayers\.(\d+)\.", name))}
+        if len(stored) != config.num_layers:
+            raise DataError(f"{file} promises {config.num_layers} layers; the weights have {len(stored)}")
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                return cls(config).state_dict()
+        except RuntimeError as too_large:
+            raise DataError(f"{file} describes a model that cannot be built: {too_large}") from too_large
 
 
 def _weights_name(digest: str) -> str:
