@@ -32,8 +32,8 @@ from skyformer.landmarks import (
     landmark_rows,
     take_rows,
 )
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.products import MEMORY_BUDGET, kernel_product
+from skyformer.precision import at_least_float32
+from skyformer.products import MEMORY_BUDGET, gram_matrix, kernel_product
 from skyformer.solve import Solver, get_solver, regularized_solve
 
 GAMMA = 1e-2
@@ -72,6 +72,7 @@ def kernelized_attention(
     check_query_key_value(query, key, value)
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
     check_probability("dropout_p", dropout_p)
+    check_at_least("memory_budget", memory_budget, 0)
     if check_finite:
         check_finite_inputs(query=query, key=key, value=value)
     scale = _default_scale(query, scale)
@@ -203,7 +204,9 @@ def skyformer_attention(
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
         both = _nystrom(candidates, weighted, num_landmarks, landmarks, gamma, solver, generator, memory_budget)
-        return _normalise(both, at_least_float32(value), key_mask).to(query.dtype)
+        out = _normalise(both, at_least_float32(value), key_mask).to(query.dtype)
+        whole = _Whole.among(candidates, num_landmarks, landmarks)
+        return out if whole is None else whole.softmax_instead_of(out, query, key, value, scale)
     out = _nystrom(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
     )
@@ -226,7 +229,7 @@ def _nystrom(
     query, key, chosen = _choose(landmarks, candidates, num_landmarks, whole, generator)
     W, active = chosen.points, chosen.active
     right = kernel_product(W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget)
-    gram = _gram(W, kernel, scale)
+    gram = gram_matrix(W, kernel=kernel, scale=scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
@@ -234,12 +237,6 @@ def _nystrom(
     if whole is not None:
         middle = torch.where(whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle)
     return kernel_product(query, W, middle, kernel=kernel, scale=scale, memory_budget=memory_budget)
-
-
-@without_autocast
-def _gram(W: Tensor, kernel: Kernel, scale: float) -> Tensor:
-    """M = kappa(W, W)."""
-    return kernel.matrix(W, W, scale)
 
 
 def _choose(
@@ -310,6 +307,14 @@ class _Whole:
             torch.where(self.examples.unsqueeze(-1), keys, drawn.points),
             torch.where(self.examples, self.key_rows >= 0, drawn.all_active()),
         )
+
+    def softmax_instead_of(self, out: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """`out` (B, H, L, Pv), but softmax attention for the short examples: exact at any norm, where the Gaussian
+        values that `_normalise` divides by vanish."""
+        keys, values = (self.values(x, query.shape[2]) for x in (key, value))
+        present = self.key_rows.squeeze(1) >= 0
+        exact = softmax_attention(query, keys, values, key_mask=present, scale=scale)
+        return torch.where(self.examples.unsqueeze(-1), exact, out)
 
     def values(self, value: Tensor, num_queries: int) -> Tensor:
         """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""

@@ -187,7 +187,8 @@ class LeverageSampler(Sampler):
         inside = torch.arange(self.exact_limit, device=points.device) < valid.sum(-1, keepdim=True)
         ranks = self._exact_rows(candidates, take_rows(points, leading[:, None]), inside, num_landmarks, seed)
         exact = leading[:, None].expand(-1, points.shape[1], -1).gather(-1, ranks)
-        return torch.where(short[:, None, None], _pad_slots(exact, num_landmarks), rows)
+        exact, rows = _pad_slots(exact, num_landmarks), _pad_slots(rows, num_landmarks)
+        return torch.where(short[:, None, None], exact, rows)
 
     def _exact_rows(
         self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: int
@@ -272,12 +273,12 @@ def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
         raise InputError(f"landmarks must come as a tensor of row numbers or as `Landmarks`; got {type(rows).__name__}")
     if rows.dtype != torch.int64:
         raise InputError(f"landmarks must be row numbers of dtype int64; got {rows.dtype}")
-    if rows.dim() == 2 and rows.shape[0] == batch:
-        rows = rows.unsqueeze(1)
-    if rows.dim() != 3 or rows.shape[0] != batch or rows.shape[1] not in (1, heads) or rows.shape[2] == 0:
+    fits = rows.dim() in (2, 3) and rows.shape[0] == batch and (rows.dim() == 2 or rows.shape[1] in (1, heads))
+    if not fits or rows.shape[-1] == 0:
         raise ShapeError(
             f"landmarks must have shape ({batch}, d) or ({batch}, {heads}, d) with d >= 1; got {tuple(rows.shape)}"
         )
+    rows = rows if rows.dim() == 3 else rows.unsqueeze(1)
     if not rows.is_meta and not torch.compiler.is_compiling() and rows.numel() > 0:
         low, high = (int(bound) for bound in rows.aminmax())
         if low < -1 or high >= num_rows:
@@ -407,10 +408,9 @@ def _recursive_leverage_rows(
         size = torch.maximum(-(-count // 2**level), count.clamp(max=num_landmarks))
         subset = order[:, : max(-(-length // 2**level), min(length, num_landmarks))]
         inside = torch.arange(subset.shape[1], device=points.device) < size
-        scores = _nystrom_leverage(candidates, points, chosen, inclusion, subset, num_landmarks, ridge)
+        scores = _nystrom_leverage(candidates, points, chosen, inclusion, subset, inside, num_landmarks, ridge)
         picked = _draw_by_weight(scores, inside, num_landmarks, seed, level + 1)
-        weights = scores.masked_fill(~inside[:, None], 0).gather(-1, picked)
-        total = scores.masked_fill(~inside[:, None], 0).sum(-1, keepdim=True)
+        weights, total = scores.gather(-1, picked), scores.sum(-1, keepdim=True)
         untouched = (size <= num_landmarks)[:, None]
         inclusion = torch.where(untouched, 1.0, (num_landmarks * weights / total.clamp(min=1e-30)).clamp(1e-6, 1))
         chosen = subset[:, None].expand(-1, heads, -1).gather(-1, picked)
@@ -423,26 +423,44 @@ def _nystrom_leverage(
     chosen: Tensor,
     inclusion: Tensor,
     subset: Tensor,
+    inside: Tensor,
     num_landmarks: int,
     ridge: float | None,
 ) -> Tensor:
-    """(kappa_ii - k_i (K_S + lambda P)^-1 k_i^T) / lambda for the rows of `subset` (B, m), with P the probabilities
-    (B, H, d) with which the chosen rows S were included: (B, H, m)."""
+    """(kappa_ii - k_i (K_S + lambda P)^-1 k_i^T) / lambda for the rows of `subset` (B, m), zero where not `inside`
+    (B, m), with P the probabilities (B, H, d) with which the chosen rows S were included: (B, H, m)."""
     kernel, scale = candidates.kernel, candidates.scale
-    landmarks = take_rows(points, chosen)
-    gram = kernel.matrix(landmarks, landmarks, scale)
-    root = inclusion.rsqrt().unsqueeze(-1)
-    eigenvalues = torch.linalg.eigvalsh((gram * root * root.mT).double()).clamp(min=0)
-    lam = _tail_ridge(eigenvalues, num_landmarks) if ridge is None else torch.full_like(eigenvalues[..., :1], ridge)
-    factor = torch.linalg.cholesky(gram.double() + torch.diag_embed(lam * inclusion + 1e-9))
-    scores = []
-    for piece in subset.split(4096, 1):
-        rows = take_rows(points, piece[:, None])
-        block = kernel.matrix(landmarks, rows, scale).double()
-        explained = torch.linalg.solve_triangular(factor, block, upper=False).square().sum(-2)
-        own = kernel_diagonal(kernel, rows, scale).double()
-        scores.append(((own - explained).clamp(min=0) / lam).clamp(max=1))
-    return torch.cat(scores, -1).to(points.dtype)
+    # In float64 from the start: float32 would leave the matrix indefinite by more than a small ridge mends.
+    landmarks = take_rows(points, chosen).double()
+    root = inclusion.double().rsqrt().unsqueeze(-1)
+    values, vectors = torch.linalg.eigh(kernel.matrix(landmarks, landmarks, scale) * root * root.mT)
+    values = values.clamp(min=0)
+
+    def scores(piece: Tensor, lam: Tensor) -> Tensor:
+        rows = take_rows(points, piece[:, None]).double()
+        squares = (vectors.mT @ (kernel.matrix(landmarks, rows, scale) * root)).square()
+        explained = (1 / (values + lam)).unsqueeze(-2) @ squares
+        residual = kernel_diagonal(kernel, rows, scale) - explained.squeeze(-2)
+        return (residual.clamp(min=0) / lam).clamp(max=1)
+
+    if ridge is None:
+        # `subset` is in random order, so that its first rows stand for all.
+        few = min(subset.shape[1], 4 * num_landmarks)
+        present = inside[:, None, :few].double()
+        count = inside.sum(-1)[:, None, None] / present.sum(-1, keepdim=True).clamp(min=1)
+        lam = _tail_ridge(values, num_landmarks)
+        for _ in range(_RIDGE_ROUNDS):
+            total = count * (scores(subset[:, :few], lam) * present).sum(-1, keepdim=True)
+            lam = lam * (total / num_landmarks).clamp(min=1)
+    else:
+        lam = torch.full_like(values[..., :1], ridge)
+    found = torch.cat([scores(piece, lam) for piece in subset.split(4096, 1)], -1)
+    return found.masked_fill(~inside[:, None], 0).to(points.dtype)
+
+
+_RIDGE_ROUNDS = 12
+"""How often the ridge is raised until the scores add up to no more than d, as true ones do. One estimated from a sample
+that missed what is rare is far too small: every score would be one, and the draw no better than uniform."""
 
 
 def kernel_diagonal(kernel: Kernel, x: Tensor, scale: float) -> Tensor:

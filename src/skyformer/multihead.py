@@ -296,18 +296,14 @@ def _additive_mask(attn_mask: Tensor, q: Tensor, size: int, appended: int) -> Te
             f"attn_mask must be bool, True = ignore, or float to be added to the scores; got {attn_mask.dtype}. "
             "Convert a 1 = ignore mask with attn_mask.bool(), a 1 = attend mask with attn_mask == 0"
         )
+    B, H, L, _ = q.shape
+    S = size - appended
+    if attn_mask.shape not in ((L, S), (B * H, L, S)):
+        raise MaskError(
+            f"attn_mask must have shape ({L}, {S}) or ({B * H}, {L}, {S}), with one matrix an example and head; "
+            f"got {tuple(attn_mask.shape)}"
+        )
     if attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask, float("-inf"))
-    if attn_mask.dim() == 3:
-        if attn_mask.shape[0] != q.shape[0] * q.shape[1]:
-            raise MaskError(f"attn_mask must have B * H = {q.shape[0] * q.shape[1]} matrices; got {attn_mask.shape[0]}")
-        attn_mask = attn_mask.unflatten(0, q.shape[:2])
-    elif attn_mask.dim() == 2:
-        attn_mask = attn_mask[None, None]
-    else:
-        raise MaskError(f"attn_mask must have 2 or 3 dimensions; got shape {tuple(attn_mask.shape)}")
-    if attn_mask.shape[-2:] != (q.shape[2], size - appended):
-        raise MaskError(
-            f"attn_mask must be ({q.shape[2]}, {size - appended}) in its last axes; got {tuple(attn_mask.shape)}"
-        )
+    attn_mask = attn_mask.unflatten(0, (B, H)) if attn_mask.dim() == 3 else attn_mask[None, None]
     return F.pad(attn_mask, (0, appended)).to(q.dtype)

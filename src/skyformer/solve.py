@@ -98,15 +98,16 @@ def get_solver(solver: str | Solver) -> Solver:
 def regularized_solve(gram: Tensor, rhs: Tensor, gamma: float, solver: str | Solver = "cholesky") -> Tensor:
     """(M + gamma I)^-1 r for M (..., d, d) and r (..., d, Pv)."""
     check_positive("gamma", gamma)
-    diagonal = torch.full_like(gram[..., 0], gamma)
-    out: Tensor = _ImplicitSolve.apply(gram + torch.diag_embed(diagonal), rhs, get_solver(solver))
+    out: Tensor = _ImplicitSolve.apply(gram, rhs, gamma, get_solver(solver))
     return out
 
 
 class _ImplicitSolve(torch.autograd.Function):
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, matrix: Tensor, rhs: Tensor, solver: Solver) -> Tensor:
+    def forward(ctx: Any, gram: Tensor, rhs: Tensor, gamma: float, solver: Solver) -> Tensor:
+        matrix = gram.clone()
+        matrix.diagonal(dim1=-2, dim2=-1).add_(gamma)
         prepared = solver.prepare(matrix)
         solution = solver.apply(prepared, rhs)
         ctx.solver = solver
@@ -119,7 +120,7 @@ class _ImplicitSolve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         prepared, solution = ctx.saved_tensors
         g = ctx.solver.apply(prepared, grad)
-        return -g @ solution.mT, g, None
+        return -g @ solution.mT, g, None, None
 
 
 def schulz_precondition(matrix: Tensor) -> tuple[Tensor, Tensor]:

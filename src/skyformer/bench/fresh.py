@@ -35,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(request["threads"])
     contender, setting = find_contender(request["name"]), Setting(**request["setting"])
     # Libraries and thread pools are loaded before the measurement begins.
-    run_step(contender.job(replace(setting, length=min(setting.length, 256), batch=1)))
+    run_step(contender.job(replace(setting, length=min(setting.length, 2 * setting.landmarks), batch=1)))
     job = contender.job(setting)
     seconds, added = step_memory(job)
     held = sum(x.numel() * x.element_size() for x in job.inputs)

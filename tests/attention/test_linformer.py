@@ -1,0 +1,155 @@
+"""Linformer: against the reference outputs, against softmax, and the column of a token is its rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from skyformer import MultiheadAttention, build_attention, softmax_attention
+from skyformer.attention import Attention
+from skyformer.attention.linformer import linformer_attention
+from skyformer.errors import InputError, ShapeError, UnsupportedError
+from tests.attention.suite import AttentionSuite
+
+
+class TestLinformer(AttentionSuite):
+    name = "linformer"
+    options = {"num_features": 12}
+
+    def build(self, head_dim: int = 8, **overrides: Any) -> Attention:
+        """With the same projections every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().build(head_dim, **overrides)
+
+
+class TestLinformerShared(TestLinformer):
+    options = {"num_features": 12, "share_heads": True, "share_key_value": True}
+
+
+def dense_linformer(query: Tensor, key: Tensor, value: Tensor, E: Tensor, F: Tensor, mask: Tensor) -> Tensor:
+    """One example and one head at a time, as it is written on paper."""
+    out = torch.zeros(*query.shape[:3], value.shape[-1], dtype=query.dtype)
+    for b in range(query.shape[0]):
+        valid = mask[b].nonzero().squeeze(-1)
+        for h in range(query.shape[1]):
+            keys = E[h, :, : len(valid)] @ key[b, h, valid]
+            values = F[h, :, : len(valid)] @ value[b, h, valid]
+            out[b, h] = torch.softmax(query[b, h] @ keys.T / query.shape[-1] ** 0.5, -1) @ values
+    return out
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+SCATTERED = torch.tensor([[True] * 7, [False, True, True, False, False, True, False]])
+
+
+@pytest.mark.parametrize("name", ["full", "padded"])
+def test_agrees_with_the_reference_outputs(references: Path, name: str) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    data = load_file(references / "golden" / f"{name}.safetensors")
+    q, k, v = (data[x].requires_grad_() for x in "qkv")
+    valid = data["key_mask"][:, None, :, None]
+    out = linformer_attention(q, k, v, key_projection=data["linformer.projection"], key_mask=data["key_mask"])
+    out = out.masked_fill(~valid, 0)
+    torch.testing.assert_close(out, data["linformer.out"], atol=2e-5, rtol=1e-4)
+    out.backward(data["grad_out"])
+    for x, grad in zip("qkv", (q.grad, k.grad, v.grad), strict=True):
+        torch.testing.assert_close(grad, data[f"linformer.grad_{x}"], atol=2e-5, rtol=1e-3)
+
+
+def test_an_identity_projection_gives_softmax() -> None:
+    q, k, v = random(2, 2, 9, 4, seed=1), random(2, 2, 7, 4, seed=2), random(2, 2, 7, 3, seed=3)
+    out = linformer_attention(q, k, v, key_projection=torch.eye(7, dtype=q.dtype)[None])
+    torch.testing.assert_close(out, softmax_attention(q, k, v))
+
+
+@pytest.mark.parametrize("mask", [torch.ones_like(SCATTERED), SCATTERED], ids=["unmasked", "scattered"])
+def test_agrees_with_the_definition(mask: Tensor) -> None:
+    q, k, v = random(2, 2, 5, 4, seed=1), random(2, 2, 7, 4, seed=2), random(2, 2, 7, 3, seed=3)
+    E, F = random(2, 6, 8, seed=4), random(2, 6, 8, seed=5)
+    out = linformer_attention(q, k, v, key_projection=E, value_projection=F, key_mask=mask)
+    torch.testing.assert_close(out, dense_linformer(q, k, v, E, F, mask))
+
+
+def test_no_mask_is_a_mask_of_ones() -> None:
+    q, k, v, E = (
+        random(2, 2, 7, 4, seed=1),
+        random(2, 2, 7, 4, seed=2),
+        random(2, 2, 7, 3, seed=3),
+        random(1, 5, 9),
+    )
+    masked = linformer_attention(q, k, v, key_projection=E, key_mask=torch.ones_like(SCATTERED))
+    torch.testing.assert_close(linformer_attention(q, k, v, key_projection=E), masked)
+
+
+def test_masked_keys_may_hold_anything_and_may_exceed_max_length() -> None:
+    q, k, v, E = (
+        random(2, 2, 7, 4, seed=1),
+        random(2, 2, 7, 4, seed=2),
+        random(2, 2, 7, 3, seed=3),
+        random(1, 5, 7),
+    )
+    expected = linformer_attention(q, k, v, key_projection=E)
+    mask = torch.tensor([False] + [True, True, False] * 3 + [True]).expand(2, -1)
+    wide = [torch.full((2, 2, 11, x.shape[-1]), torch.nan, dtype=x.dtype) for x in (k, v)]
+    for padded, x in zip(wide, (k, v), strict=True):
+        padded[:, :, mask[0]] = x
+    torch.testing.assert_close(linformer_attention(q, *wide, key_projection=E, key_mask=mask), expected)
+
+
+@pytest.mark.parametrize("share_heads", [False, True])
+@pytest.mark.parametrize("share_key_value", [False, True])
+def test_sharing_leaves_fewer_parameters(share_heads: bool, share_key_value: bool) -> None:
+    module = build_attention(
+        "linformer",
+        3,
+        4,
+        max_length=10,
+        num_features=5,
+        share_heads=share_heads,
+        share_key_value=share_key_value,
+    )
+    heads, sides = (1 if share_heads else 3), (1 if share_key_value else 2)
+    assert sum(p.numel() for p in module.parameters()) == sides * heads * 5 * 10
+    q = torch.randn(2, 3, 6, 4)
+    module(q, q, q).sum().backward()
+    for projection in module.parameters():
+        assert projection.grad is not None
+        assert projection.grad[:, :, :6].abs().sum() > 0
+        assert projection.grad[:, :, 6:].abs().sum() == 0
+
+
+def test_dropout_acts_in_training_only() -> None:
+    module = build_attention("linformer", 2, 4, max_length=10, dropout=0.5)
+    q = torch.randn(1, 2, 10, 4)
+    assert not torch.equal(module(q, q, q), module(q, q, q))
+    module.eval()
+    assert torch.equal(module(q, q, q), module(q, q, q))
+
+
+def test_needs_max_length_and_says_how_to_give_it() -> None:
+    with pytest.raises(InputError, match="max_length=4096"):
+        MultiheadAttention(8, 2, attention="linformer")
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(1, 11, dtype=torch.bool)], ids=["unmasked", "masked"])
+def test_a_longer_sequence_is_an_error_that_says_so(mask: Tensor | None) -> None:
+    module = build_attention("linformer", 2, 4, max_length=10)
+    q = torch.randn(1, 2, 11, 4)
+    with pytest.raises(ShapeError, match=r"11 tokens.*columns for 10.*max_length=11"):
+        module(q, q, q, key_mask=mask)
+
+
+def test_refuses_causal_attention_and_misshapen_projections() -> None:
+    q = torch.randn(1, 2, 10, 4)
+    with pytest.raises(UnsupportedError, match="mixes keys from the whole sequence"):
+        build_attention("linformer", 2, 4, max_length=10)(q, q, q, is_causal=True)
+    with pytest.raises(ShapeError, match=r"key_projection must have shape \(2, d, N\)"):
+        linformer_attention(q, q, q, key_projection=torch.randn(3, 5, 10))

@@ -1,0 +1,261 @@
+"""Performer keeps the promises, is unbiased for the softmax kernel, and converges to softmax attention."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from skyformer.attention.performer import PerformerAttention, draw_projection, performer_attention
+from skyformer.errors import InputError, ShapeError, UnknownNameError
+from skyformer.functional import softmax_attention
+from skyformer.noise import draw_seed
+from tests.attention.suite import AttentionSuite, relative_error
+
+
+class TestPerformer(AttentionSuite):
+    name = "performer"
+    options: ClassVar = {"num_features": 24}
+
+
+class TestPerformerRelu(AttentionSuite):
+    name = "performer"
+    options: ClassVar = {"num_features": 24, "feature_map": "relu"}
+
+
+def draw(length: int = 40, size: int = 40, head_dim: int = 8, value_dim: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((length, head_dim), (size, head_dim), (size, value_dim))
+    return tuple(torch.randn(2, 3, *shape, dtype=torch.float64) for shape in shapes)
+
+
+def positive_features(x: Tensor, projection: Tensor, scale: float) -> Tensor:
+    """phi(x) as it is written on paper: (..., m)."""
+    x = x * scale**0.5
+    return (x @ projection.T.double() - x.square().sum(-1, keepdim=True) / 2).exp() / projection.shape[0] ** 0.5
+
+
+def dense_performer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    key_mask: Tensor | None,
+    is_causal: bool,
+    relu: bool = False,
+) -> Tensor:
+    """D^-1 A V with the whole matrix A = phi(Q) phi(K)^T in memory."""
+    scale = q.shape[-1] ** -0.5
+    if relu:
+        phi_q, phi_k = ((x * scale**0.5 @ projection.T.double()).relu() + 1e-3 for x in (q, k))
+    else:
+        phi_q, phi_k = (positive_features(x, projection, scale) for x in (q, k))
+    weights = phi_q @ phi_k.mT
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None, :]
+    if is_causal:
+        weights = weights.tril()
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights @ v / total, 0.0)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("length", "size"), [(300, 300), (200, 31), (31, 200), (1, 1)])
+def test_agrees_with_dense(length: int, size: int, is_causal: bool, relu: bool) -> None:
+    inputs = tuple(x.requires_grad_() for x in draw(length, size))
+    mask = torch.rand(2, size) > 0.3
+    projection = draw_projection(16, 8, 1)
+    feature_map = "relu" if relu else "softmax"
+    actual = performer_attention(
+        *inputs, key_mask=mask, is_causal=is_causal, projection=projection, feature_map=feature_map
+    )
+    expected = dense_performer(*inputs, projection, mask, is_causal, relu)
+    torch.testing.assert_close(actual, expected)
+    grad = torch.randn_like(actual)
+    for a, e in zip(
+        torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
+    ):
+        torch.testing.assert_close(a, e)
+
+
+def test_features_are_unbiased_for_the_softmax_kernel() -> None:
+    q, k, _ = draw(6, 6)
+    q, k = q / 2, k / 2
+    scale = 8**-0.5
+    estimates = torch.stack(
+        [
+            positive_features(q, projection, scale) @ positive_features(k, projection, scale).mT
+            # Runs of P rows are independent, so one long draw is many short ones.
+            for projection in draw_projection(400 * 32, 8, 0).view(400, 32, 8)
+        ]
+    )
+    expected = (q @ k.mT * scale).exp()
+    standard_error = estimates.std(0) / len(estimates) ** 0.5
+    assert ((estimates.mean(0) - expected) / standard_error).square().mean().sqrt() < 1.5
+
+
+def test_converges_to_softmax_attention() -> None:
+    q, k, v = draw()
+    q, k = q / 2, k / 2
+    exact = softmax_attention(q, k, v)
+
+    def error(num_features: int) -> float:
+        generators = (torch.Generator().manual_seed(seed) for seed in range(10))
+        outputs = [performer_attention(q, k, v, num_features=num_features, generator=g) for g in generators]
+        return sum(relative_error(out, exact) for out in outputs) / len(outputs)
+
+    errors = [error(m) for m in (16, 256, 4096)]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+    assert errors[2] < 0.05
+
+
+def test_causal_converges_to_causal_softmax_attention() -> None:
+    q, k, v = draw()
+    q, k = q / 2, k / 2
+    out = performer_attention(q, k, v, is_causal=True, num_features=8192, generator=torch.Generator().manual_seed(0))
+    assert relative_error(out, softmax_attention(q, k, v, is_causal=True)) < 0.05
+
+
+@pytest.mark.parametrize(("num_features", "head_dim"), [(16, 8), (5, 8), (20, 8), (3, 1)])
+def test_projection_is_orthogonal_in_runs(num_features: int, head_dim: int) -> None:
+    projection = draw_projection(num_features, head_dim, 3)
+    assert projection.shape == (num_features, head_dim)
+    for run in projection.split(head_dim):
+        gram = run @ run.T
+        assert (gram - gram.diagonal().diag()).abs().max() < 1e-5 * gram.diagonal().max()
+
+
+def test_projection_rows_have_gaussian_moments() -> None:
+    rows = draw_projection(16000, 4, 0)
+    assert rows.mean(0).abs().max() < 0.04
+    assert (rows.T @ rows / len(rows) - torch.eye(4)).abs().max() < 0.05
+    assert abs(float(rows.norm(dim=-1).square().var()) - 8) < 0.5
+
+
+def test_orthogonal_rows_beat_independent_ones() -> None:
+    q, k, _ = draw(20, 20, 16)
+    q, k = q / 4, k / 4
+    exact = (q @ k.mT / 4).exp()
+
+    def error(projection: Tensor) -> float:
+        estimate = positive_features(q, projection, 0.25) @ positive_features(k, projection, 0.25).mT
+        return float(((estimate - exact) / exact).square().mean())
+
+    orthogonal = sum(error(projection) for projection in draw_projection(100 * 16, 16, 0).view(100, 16, 16))
+    independent = sum(error(projection) for projection in torch.randn(100, 16, 16))
+    assert orthogonal < independent
+
+
+def test_rows_of_the_normaliser_do_not_underflow() -> None:
+    """A key of large norm leaves features that are all tiny; the output is still a mean of the values."""
+    q, k, v = (x.float() for x in draw())
+    ones = performer_attention(100 * q, 100 * k, torch.ones_like(v), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ones, torch.ones_like(ones))
+
+
+def test_redraws_on_schedule_in_training_only() -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=2)
+    inputs = tuple(x.float() for x in draw())
+    first = attention.projection.clone()
+    seen = []
+    for _ in range(5):
+        attention(*inputs)
+        seen.append(attention.projection.clone())
+    assert [torch.equal(a, b) for a, b in zip([first, *seen], seen, strict=False)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    attention.eval()
+    for _ in range(5):
+        attention(*inputs)
+    assert torch.equal(attention.projection, seen[-1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_repeats_a_call_with_the_same_features(use_reentrant: bool) -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=1)
+    inputs = tuple(x.float().requires_grad_() for x in draw())
+    for _ in range(2):
+        out = checkpoint(attention, *inputs, use_reentrant=use_reentrant)
+        expected = performer_attention(*inputs, projection=attention.projection.clone())
+        for a, e in zip(grads(out, inputs), grads(expected, inputs), strict=True):
+            torch.testing.assert_close(a, e)
+
+
+def grads(out: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    for x in inputs:
+        x.grad = None
+    out.square().sum().backward()
+    return [x.grad for x in inputs]
+
+
+def test_never_redraws_with_interval_zero() -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=0)
+    first = attention.projection.clone()
+    for _ in range(3):
+        attention(*(x.float() for x in draw()))
+    assert torch.equal(attention.projection, first)
+
+
+def test_projection_travels_with_the_state() -> None:
+    source, target = (PerformerAttention(3, 8, num_features=16, seed=seed).eval() for seed in (1, 2))
+    inputs = tuple(x.float() for x in draw())
+    assert not torch.equal(source(*inputs), target(*inputs))
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(source(*inputs), target(*inputs))
+
+
+def test_the_seed_decides_the_projection() -> None:
+    same = [PerformerAttention(3, 8, seed=4).projection for _ in range(2)]
+    assert torch.equal(*same)
+
+
+def test_long_causal_sequences_keep_no_state_per_token() -> None:
+    q, k, v = (torch.randn(1, 1, 2048, 16) for _ in range(3))
+    out = performer_attention(q, k, v, is_causal=True, generator=torch.Generator().manual_seed(0))
+    projection = draw_projection(128, 16, draw_seed(torch.Generator().manual_seed(0)))
+    expected = dense_performer(*(x.double() for x in (q, k, v)), projection, None, True)
+    assert relative_error(out, expected) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiles_without_graph_breaks_in_evaluation() -> None:
+    torch._dynamo.reset()
+    attention = PerformerAttention(3, 8, num_features=16).double().eval()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    inputs = draw(value_dim=8)
+    torch.testing.assert_close(compiled(*inputs), attention(*inputs))
+
+
+def test_bad_arguments_are_named() -> None:
+    q, k, v = draw()
+    with pytest.raises(UnknownNameError, match="softmax"):
+        performer_attention(q, k, v, feature_map="softmx")
+    with pytest.raises(UnknownNameError, match="feature map"):
+        PerformerAttention(3, 8, feature_map="cosine")
+    with pytest.raises(InputError, match="num_features"):
+        performer_attention(q, k, v, num_features=0)
+    with pytest.raises(InputError, match="scale"):
+        performer_attention(q, k, v, scale=-math.inf)
+    with pytest.raises(ShapeError, match=r"projection must have shape \(m, 8\)"):
+        performer_attention(q, k, v, projection=torch.ones(4, 7))
+
+
+def test_agrees_with_performer_pytorch() -> None:
+    """Definitions agree when its epsilon is too small to matter."""
+    peer = pytest.importorskip("performer_pytorch.performer_pytorch")
+    q, k, v = draw(value_dim=8)
+    projection = draw_projection(64, 8, 0)
+    features = [
+        peer.softmax_kernel(x, projection_matrix=projection.double(), is_query=is_query, eps=0.0)
+        for x, is_query in ((q, True), (k, False))
+    ]
+    expected = peer.linear_attention(*features, v)
+    torch.testing.assert_close(performer_attention(q, k, v, projection=projection), expected, rtol=1e-4, atol=1e-5)

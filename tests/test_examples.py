@@ -1,0 +1,25 @@
+"""Every example runs, and prints what it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CASES = {
+    "functional.py": ([], "relative error"),
+    "drop_in.py": ([], "a transformer layer with skyformer inside"),
+    "million_tokens.py": (["--tokens", "20000"], "20,000 tokens, forward and backward"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example_runs(name: str) -> None:
+    arguments, promised = CASES[name]
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert promised in done.stdout

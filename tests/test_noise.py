@@ -1,0 +1,76 @@
+"""Random numbers from a seed and a position alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from skyformer.noise import draw_seed, uniform_noise
+
+CPU = torch.device("cpu")
+SEEDS = [0, 1, 12345, 2**62 - 1, 2**63 - 1, -1]
+
+
+def noise(seed: int, stream: int = 0, count: int = 2**14) -> Tensor:
+    return uniform_noise(seed, stream, count, CPU)
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a, b]).double())[0, 1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fewer_numbers_are_a_prefix_of_more(seed: int) -> None:
+    longest = noise(seed, 3)
+    for count in (0, 1, 17, 1000):
+        assert torch.equal(noise(seed, 3, count), longest[:count])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("stream", [0, 1, 7])
+def test_numbers_are_uniform(seed: int, stream: int) -> None:
+    x = noise(seed, stream)
+    assert x.min() >= 0
+    assert x.max() < 1
+    bins = torch.histc(x, 64, 0, 1)
+    expected = len(x) / 64
+    chi_square = float(((bins - expected) ** 2 / expected).sum())
+    # 63 degrees of freedom: mean 63, standard deviation 11.2.
+    assert 63 - 5 * 11.2 < chi_square < 63 + 5 * 11.2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_neighbours_are_uncorrelated(seed: int) -> None:
+    x = noise(seed)
+    for lag in (1, 2, 64):
+        assert abs(correlation(x[:-lag], x[lag:])) < 5 / len(x) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((0, 0), (0, 1)), ((0, 1), (1, 0)), ((5, 2), (5, 3)), ((7, 0), (8, 0)), ((1, 1), (2, 2))]
+)
+def test_streams_and_seeds_are_independent(first: tuple[int, int], second: tuple[int, int]) -> None:
+    a, b = noise(*first), noise(*second)
+    # Also against each other's shifts: a counter generator may hand out one sequence at two offsets.
+    for shift in (-2, -1, 0, 1, 2):
+        assert abs(correlation(a, b.roll(shift))) < 5 / len(a) ** 0.5
+
+
+def test_seed_comes_from_the_generator_and_advances_it() -> None:
+    first, second = (torch.Generator().manual_seed(4) for _ in range(2))
+    drawn = [draw_seed(first) for _ in range(3)]
+    assert drawn == [draw_seed(second) for _ in range(3)]
+    assert len(set(drawn)) == 3
+
+
+def test_seed_comes_from_torch_without_a_generator() -> None:
+    torch.manual_seed(11)
+    drawn = draw_seed(None)
+    torch.manual_seed(11)
+    assert draw_seed(None) == drawn
+    assert draw_seed(None) != drawn
+
+
+def test_meta_device_gives_shapes() -> None:
+    assert uniform_noise(1, 0, 9, torch.device("meta")).shape == (9,)
