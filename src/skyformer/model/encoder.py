@@ -29,9 +29,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, n, dim) to (B, n, dim)."""
-        heads = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        # One copy for all three: mechanisms work on (B, H, n, P) and would otherwise copy each, some of them twice.
-        query, key, value = heads.contiguous()
+        sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        # Copied here, once: mechanisms work on (B, H, n, P) and would otherwise copy each, some of them twice. Split
+        # before the copy, not after it, so that the backward gathers the three gradients in one pass instead of two.
+        query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
         out: Tensor = self.attention(query, key, value, key_mask=mask)
         return self.project_out(out.transpose(1, 2).flatten(2))
 
