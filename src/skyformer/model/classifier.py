@@ -1,0 +1,72 @@
+"""Classifiers on the encoder: of a sequence, and of a pair of sequences with one encoder for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.model.config import ModelConfig, as_config
+from skyformer.model.encoder import SkyformerEncoder
+from skyformer.model.storage import StoredModel
+
+
+class SequenceClassifier(StoredModel):
+    """The mean over the real tokens of what the encoder makes of them, and an MLP.
+
+    Args:
+        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=1024, num_classes=10`.
+    """
+
+    def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
+        super().__init__(as_config(config, settings))
+        self.encoder = SkyformerEncoder(self.config)
+        self.head = _mlp_head(self.config.dim, self.config)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """tokens int64 (B, n), mask bool (B, n), True = a real token, to logits (B, num_classes)."""
+        logits: Tensor = self.head(masked_mean(self.encoder(tokens, mask), mask))
+        return logits
+
+
+class PairClassifier(StoredModel):
+    """Both sequences through one encoder to means a and b, and an MLP on [a, b, a * b, a - b].
+
+    Args:
+        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=4096`.
+    """
+
+    def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
+        super().__init__(as_config(config, settings))
+        self.encoder = SkyformerEncoder(self.config)
+        self.head = _mlp_head(4 * self.config.dim, self.config)
+
+    def forward(
+        self,
+        first_tokens: Tensor,
+        second_tokens: Tensor,
+        first_mask: Tensor | None = None,
+        second_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Tokens int64 (B, n) and (B, m), masks bool of their shapes, True = a real token, to (B, num_classes)."""
+        a = masked_mean(self.encoder(first_tokens, first_mask), first_mask)
+        b = masked_mean(self.encoder(second_tokens, second_mask), second_mask)
+        logits: Tensor = self.head(torch.cat([a, b, a * b, a - b], -1))
+        return logits
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of x (B, n, dim) over the real tokens: (B, dim), zeros where there is none."""
+    # Half precision cannot hold the sum over a long sequence.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if mask is None:
+        return (x.sum(1, dtype=dtype) / max(x.shape[1], 1)).to(x.dtype)
+    real = x.masked_fill(~mask.unsqueeze(-1), 0)
+    return (real.sum(1, dtype=dtype) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+
+
+def _mlp_head(width: int, config: ModelConfig) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(width, config.hidden_dim), nn.GELU(), nn.Linear(config.hidden_dim, config.num_classes)
+    )

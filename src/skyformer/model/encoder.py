@@ -1,0 +1,95 @@
+"""SkyformerEncoder: embeddings, pre-norm layers around any attention of the registry, and a final norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.model.checkpointing import run_checkpointed
+from skyformer.model.config import ModelConfig, as_config
+from skyformer.model.embeddings import Embeddings
+from skyformer.model.storage import StoredModel
+from skyformer.noise import draw_seed
+
+
+class SelfAttention(nn.Module):
+    """One projection to queries, keys and values, the mechanism, and a projection of what its heads found."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.project_in = nn.Linear(config.dim, 3 * config.dim)
+        with _random_numbers_of_its_own():
+            self.attention = config.build_attention(layer)
+        self.project_out = nn.Linear(config.dim, config.dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, n, dim) to (B, n, dim)."""
+        sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        # Copied here, once: mechanisms work on (B, H, n, P) and would otherwise copy each, some of them twice. Split
+        # before the copy, not after it, so that the backward gathers the three gradients in one pass instead of two.
+        query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
+        out: Tensor = self.attention(query, key, value, key_mask=mask)
+        return self.project_out(out.transpose(1, 2).flatten(2))
+
+
+class EncoderLayer(nn.Module):
+    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.attention = SelfAttention(config, layer)
+        self.mlp_norm = nn.LayerNorm(config.dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.dim, config.hidden_dim), nn.GELU(), nn.Linear(config.hidden_dim, config.dim)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x (B, n, dim) to (B, n, dim); mask bool (B, n), True = a real token."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class SkyformerEncoder(StoredModel):
+    """Tokens to features, with the paper's attention or any other of `list_attentions()`.
+
+    Args:
+        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=4096`.
+    """
+
+    def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
+        super().__init__(as_config(config, settings))
+        config = self.config
+        self.embeddings = Embeddings(config.vocab_size, config.max_length, config.dim)
+        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """tokens int64 (B, n), mask bool (B, n), True = a real token, to (B, n, dim).
+
+        What comes out at masked positions has no meaning.
+        """
+        x: Tensor = self.embeddings(tokens, mask)
+        for layer in self.layers:
+            if self.config.checkpoint_activations and torch.is_grad_enabled():
+                x = run_checkpointed(layer, x, mask)
+            else:
+                x = layer(x, mask)
+        out: Tensor = self.norm(x)
+        return out
+
+
+@contextmanager
+def _random_numbers_of_its_own() -> Iterator[None]:
+    """However much is drawn inside, what comes after goes on from the same random numbers: two models of one seed
+    then differ in their attention alone."""
+    seed = draw_seed(None)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield

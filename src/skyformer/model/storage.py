@@ -1,0 +1,183 @@
+"""Models on disk: a folder with `config.json`, which describes the model, and its weights as safetensors.
+
+    config.json                             format, version, the name of the model's class, its config, and the
+                                            SHA-256 sum of its weights
+    weights-0123456789abcdef.safetensors    named by the first 16 digits of that sum
+
+The weights are written first, under a name that no earlier save has used for others, and the old `config.json` is
+replaced in one step: whatever interrupts a save, the folder holds either the old model or the new one. Loading reads
+JSON and numbers; nothing in the folder is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.model.config import ModelConfig
+
+FORMAT, VERSION = "skyformer", 1
+CONFIG_FILE = "config.json"
+_WEIGHTS_FILE = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+
+
+class StoredModel(nn.Module):
+    """A module built from a `ModelConfig` alone, which can therefore be saved to a folder and loaded from it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the model to `folder`, which is made if need be; a model that is already there is replaced."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        weights = _to_bytes(self.state_dict())
+        digest = hashlib.sha256(weights).hexdigest()
+        description = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": type(self).__name__,
+            "weights_sha256": digest,
+            "config": self.config.model_dump(),
+        }
+        _write(target / _weights_name(digest), weights)
+        _write(target / CONFIG_FILE, (json.dumps(description, indent=2) + "\n").encode())
+        for file in target.iterdir():
+            if _WEIGHTS_FILE.fullmatch(file.name) and file.name != _weights_name(digest):
+                file.unlink()
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Self:
+        """The model that `save_pretrained` wrote to `folder`, in `eval()` and in the dtype it was saved in.
+
+        A file that is missing, damaged or not what it claims to be is a `DataError` that names it.
+        """
+        described = Path(folder) / CONFIG_FILE
+        config, digest = _read_description(described, cls.__name__)
+        file = described.with_name(_weights_name(digest))
+        weights = _read_weights(file, digest)
+        _check_fit(weights, cls._expected_state(config, weights, described), file)
+        # Its first weights are drawn only to be replaced, which the caller's random numbers should not show.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            model = cls(config)
+        model.to(_common_dtype(weights)).load_state_dict(weights)
+        return model.to(device).eval()
+
+    @classmethod
+    def _expected_state(cls, config: ModelConfig, weights: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+        """What `config` promises, as tensors that take no memory however much that is."""
+        stored = {match[1] for name in weights if (match := re.search(r"\blayers\.(\d+)\.", name))}
+        if len(stored) != config.num_layers:
+            raise DataError(f"{file} promises {config.num_layers} layers; the weights have {len(stored)}")
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                return cls(config).state_dict()
+        except RuntimeError as too_large:
+            raise DataError(f"{file} describes a model that cannot be built: {too_large}") from too_large
+
+
+def _weights_name(digest: str) -> str:
+    return f"weights-{digest[:16]}.safetensors"
+
+
+def _to_bytes(state: Mapping[str, Tensor]) -> bytes:
+    # A copy of each: safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    written: bytes = _safetensors().save(copies)
+    return written
+
+
+def _write(file: Path, content: bytes) -> None:
+    """All of it or nothing: written beside its place, brought to the disk, and moved there in one step."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read_description(file: Path, model: str) -> tuple[ModelConfig, str]:
+    """The config, and the sum of the weights that belong to it."""
+    try:
+        content = json.loads(_read(file))
+    except (ValueError, RecursionError) as damaged:
+        raise DataError(f"{file} is not JSON: {damaged}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError(f"{file} does not describe a skyformer model: its 'format' must be {FORMAT!r}")
+    if content.get("version") != VERSION:
+        raise DataError(
+            f"{file} has format version {content.get('version')!r}; this skyformer reads version {VERSION} only"
+        )
+    if content.get("model") != model:
+        raise DataError(f"{file} describes a {content.get('model')!r}, not a {model!r}")
+    digest, settings = content.get("weights_sha256"), content.get("config")
+    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise DataError(f"{file} must have the SHA-256 sum of the weights as 'weights_sha256'; got {digest!r}")
+    if not isinstance(settings, dict):
+        raise DataError(f"{file} must have the model's settings as 'config'; got {type(settings).__name__}")
+    try:
+        return ModelConfig(**settings), digest
+    except InputError as invalid:
+        raise DataError(f"{file} holds a config that cannot be used: {invalid}") from invalid
+
+
+def _read_weights(file: Path, digest: str) -> dict[str, Tensor]:
+    content = _read(file)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DataError(f"{file} is damaged: its SHA-256 sum is not the one in {CONFIG_FILE}")
+    safetensors = _safetensors()
+    try:
+        weights: dict[str, Tensor] = safetensors.load(content)
+    except Exception as damaged:
+        raise DataError(f"{file} is not a safetensors file: {damaged}") from damaged
+    return weights
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as failed:
+        raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
+
+
+def _check_fit(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], file: Path) -> None:
+    """Names and shapes, before memory is taken for what the config promises."""
+    missing, surplus = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    if missing or surplus:
+        raise DataError(
+            f"{file} does not hold the weights that {CONFIG_FILE} describes: missing {missing or 'none'}, "
+            f"unknown {surplus or 'none'}"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise DataError(
+                f"{file} holds {name!r} as {tensor.dtype} of shape {tuple(tensor.shape)}; {CONFIG_FILE} asks for "
+                f"{expected[name].dtype} of shape {tuple(expected[name].shape)}"
+            )
+
+
+def _common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The dtype of the model: that of its token embeddings."""
+    return next(tensor.dtype for name, tensor in weights.items() if name.endswith("embeddings.token"))
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as missing:
+        raise MissingExtraError("safetensors", "model") from missing
+    return safetensors.torch

@@ -1,0 +1,117 @@
+"""The config refuses what cannot be built, in a sentence that names the setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyformer import ModelConfig, SequenceClassifier
+from skyformer.errors import InputError, UnknownNameError
+from tests.model.small import small_config
+
+REQUIRED: dict[str, Any] = {"vocab_size": 256, "max_length": 64}
+
+
+def test_defaults_are_the_papers() -> None:
+    config = ModelConfig(**REQUIRED)
+    assert (config.num_layers, config.dim, config.hidden_dim, config.num_heads) == (2, 64, 128, 2)
+    assert config.attention == "skyformer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"dim": 63}, "dim must be a multiple of num_heads; got 63 and 2"),
+        ({"max_length": 0}, "max_length should be greater than or equal to 1; got 0"),
+        ({"vocab_size": -1}, "vocab_size should be"),
+        ({"num_layers": 0}, "num_layers should be"),
+        ({"dropout": 1.0}, "dropout should be less than 1; got 1.0"),
+        ({"dropout": -0.1}, "dropout should be greater than or equal to 0"),
+        ({"dropout": float("nan")}, "dropout should be a finite number"),
+        ({"dim": "64"}, "dim should be a valid integer; got '64'"),
+        ({"num_heads": True}, "num_heads should be a valid integer"),
+        ({"attention_dropout": 0.1}, "attention_dropout must be 0 with 'skyformer' attention"),
+        ({"attention_options": {"num_landmarks": 0}}, "num_landmarks must be an integer of at least 1"),
+        ({"attention_options": {"max_length": 8}}, "the model's max_length decides it"),
+        ({"attention_options": {"dropout": 0.1}}, "the model's attention_dropout decides it"),
+        ({"attention_options": {"kernel": object()}}, "attention_options.kernel"),
+        ({"seed": -1}, "seed should be"),
+    ],
+)
+def test_contradictions_are_named(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ModelConfig(**{**REQUIRED, **settings})
+    assert complaint in str(caught.value)
+    assert "validation error" not in str(caught.value)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match=r"attention 'skyforme'; known: .*softmax.*Did you mean 'skyformer'"):
+        ModelConfig(**REQUIRED, attention="skyforme")
+    with pytest.raises(UnknownNameError, match=r"option of attention 'skyformer' 'landmark'; known: .*num_landmarks"):
+        ModelConfig(**REQUIRED, attention_options={"landmark": 3})
+    with pytest.raises(UnknownNameError, match=r"setting of ModelConfig 'head'; known: .*num_heads"):
+        ModelConfig(**REQUIRED, head=3)
+
+
+def test_every_missing_setting_is_told() -> None:
+    with pytest.raises(InputError, match="vocab_size is required; max_length is required"):
+        ModelConfig()
+
+
+def test_a_config_stays_as_it_is_and_replace_checks_again() -> None:
+    config = ModelConfig(**REQUIRED)
+    with pytest.raises(ValueError, match="frozen"):
+        config.dim = 3  # type: ignore[misc]
+    assert config.replace(dim=32).dim == 32
+    with pytest.raises(InputError, match="multiple"):
+        config.replace(dim=31)
+
+
+def test_config_or_settings_but_not_both() -> None:
+    config = ModelConfig(**REQUIRED)
+    with pytest.raises(InputError, match=r"not both: got a config and dim"):
+        SequenceClassifier(config, dim=32)
+    with pytest.raises(InputError, match="must be a ModelConfig; got int"):
+        SequenceClassifier(256)  # type: ignore[arg-type]
+
+
+def test_attention_dropout_reaches_the_mechanism() -> None:
+    model = SequenceClassifier(small_config("softmax", attention_dropout=0.25))
+    assert [layer.attention.attention.dropout for layer in model.encoder.layers] == [0.25, 0.25]
+
+
+def test_making_a_config_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    small_config()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_layers_draw_from_streams_of_their_own() -> None:
+    seeds = {small_config(seed=seed).build_attention(layer).seed for seed in range(5) for layer in range(2)}
+    assert len(seeds) == 10
+
+
+@given(
+    settings=st.fixed_dictionaries(
+        {},
+        optional={
+            "dim": st.integers(-3, 40),
+            "num_heads": st.integers(-3, 40) | st.none(),
+            "dropout": st.floats() | st.text(),
+            "attention": st.sampled_from(["softmax", "kernelized", "skyformer"]) | st.text(),
+            "attention_options": st.dictionaries(st.text(), st.integers()) | st.integers(),
+            "attention_dropout": st.floats(0, 1),
+        },
+    )
+)
+def test_a_config_is_whole_or_an_input_error(settings: dict[str, Any]) -> None:
+    try:
+        config = ModelConfig(**REQUIRED, **settings)
+    except InputError:
+        return
+    assert ModelConfig(**config.model_dump()) == config
