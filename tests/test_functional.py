@@ -314,7 +314,11 @@ def test_explicit_landmarks_compile_to_one_graph(options: dict[str, Any]) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"kernel": "softmax"}], ids=str)
-def test_explicit_landmarks_compile_with_inductor(options: dict[str, Any]) -> None:
+def test_explicit_landmarks_compile_with_inductor(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A cache of its own: a stored graph would hide a change of ours that it does not know of.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled_agrees("inductor", **options)
 
 

@@ -17,6 +17,7 @@ from skyformer.solve import (
     CholeskySolver,
     SchulzSolver,
     Solver,
+    _cholesky,
     get_solver,
     regularized_solve,
     schulz_inverse,
@@ -122,6 +123,13 @@ def test_more_jitter_is_not_tried_than_asked_for() -> None:
         CholeskySolver(retries=0).prepare(BARELY_BAD)
     with pytest.warns(JitterWarning):
         CholeskySolver(jitter=1e-4, retries=1).prepare(WORSE)
+
+
+@pytest.mark.filterwarnings("ignore::skyformer.errors.JitterWarning")
+@pytest.mark.parametrize("matrices", [torch.stack([GOOD, GOOD]), torch.stack([GOOD, BARELY_BAD]), GOOD[:1, :1]])
+def test_what_the_compiler_is_told_about_the_factor_is_true(matrices: Tensor) -> None:
+    # Strides too: generated code checks them and would stop.
+    torch.library.opcheck(_cholesky, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_indefinite_matrix_is_an_error() -> None:

@@ -159,7 +159,8 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         added = jitter * 10**attempt
         retried, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(added * mean_diagonal))
         # Only matrices that still fail are changed, each as little as it needs: no example depends on its batch.
-        factor = torch.where(failed[..., None, None], retried, factor)
+        # The transpose and back keep LAPACK's layout, columns first, which the shape-only version promises too.
+        factor = torch.where(failed[..., None, None], retried, factor).mT.contiguous().mT
         failed = failed & (info > 0)
         if not bool(failed.any()):
             warnings.warn(
@@ -178,4 +179,4 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
 
 @_cholesky.register_fake
 def _(matrix: Tensor, jitter: float, retries: int) -> Tensor:
-    return torch.empty_like(matrix)
+    return torch.linalg.cholesky_ex(matrix).L
