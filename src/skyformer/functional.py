@@ -194,8 +194,9 @@ def skyformer_attention(
     kernel, solver = get_kernel(kernel), get_solver(solver)
     of_softmax = isinstance(kernel, SoftmaxKernel)
     candidates = Candidates(
-        at_least_float32(query),
-        at_least_float32(key),
+        # Contiguous here, once: choosing rows and both products would each copy a strided one.
+        at_least_float32(query).contiguous(),
+        at_least_float32(key).contiguous(),
         query_mask,
         key_mask,
         GaussianKernel() if of_softmax else kernel,

@@ -293,8 +293,16 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows (B, 1 or H, k) of x (B, H, n, P): (B, H, k, P)."""
     if x.shape[2] == 0:
         return x.new_zeros(*x.shape[:2], rows.shape[-1], x.shape[-1])
-    index = rows.unsqueeze(-1).expand(-1, x.shape[1], -1, x.shape[-1])
-    return x.gather(2, index)
+    taken = x.reshape(-1, x.shape[-1]).index_select(0, _flat_index(x, rows))
+    return taken.view(*x.shape[:2], rows.shape[-1], x.shape[-1])
+
+
+def _flat_index(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows (B, 1 or H, k) of x (B, H, n, P) as rows of x flattened to (B H n, P): copying whole rows is far quicker
+    than gathering their entries one by one."""
+    batch, heads, length, _ = x.shape
+    start = torch.arange(0, batch * heads * length, length, device=x.device).view(batch, heads, 1)
+    return (rows + start).flatten()
 
 
 def landmark_rows(query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -337,11 +345,12 @@ def _split_rows(rows: Tensor, num_queries: int, num_keys: int) -> tuple[Tensor, 
 def _add_rows(grad: Tensor, rows: Tensor, addend: Tensor) -> Tensor:
     if grad.shape[2] == 0:
         return grad
-    index = rows.unsqueeze(-1).expand(-1, grad.shape[1], -1, grad.shape[-1])
+    index, flat = _flat_index(grad, rows), grad.reshape(-1, grad.shape[-1])
+    addend = addend.reshape(-1, grad.shape[-1])
     if torch.compiler.is_compiling():
-        return grad.scatter_add(2, index, addend)
+        return flat.index_add(0, index, addend).view(grad.shape)
     # In place: the gradient comes fresh from kernel_product, and nobody else holds it.
-    return grad.scatter_add_(2, index, addend)
+    return flat.index_add_(0, index, addend).view(grad.shape)
 
 
 def query_share(queries: Tensor, keys: Tensor, num_landmarks: int) -> Tensor:

@@ -191,9 +191,9 @@ class _KernelProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, y, v, out, *kept = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        grid = _Grid(x, y, plan)
+        grid = _Grid(x, y, plan, only_shape=bool(kept))
         dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
-        row_sums, column_sums = torch.zeros_like(grid.half_x), torch.zeros_like(grid.half_y)
+        row_sums, column_sums = x.new_zeros(*x.shape[:2], 1), y.new_zeros(y.shape[0], 1, y.shape[1])
         sum_slopes = plan.kernel.radial and not plan.kernel.slope_is_value
         for block in grid.blocks():
             x_i, y_j, v_j, do_i = x[:, block.i], y[:, block.j], v[:, block.j], grad_out[:, block.i]
@@ -217,10 +217,12 @@ class _KernelProduct(torch.autograd.Function):
 class _Grid:
     """The kernel matrix of x (N, L, P) and y (N, S, P), seen one block at a time."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: _Plan) -> None:
+    def __init__(self, x: Tensor, y: Tensor, plan: _Plan, only_shape: bool = False) -> None:
+        """With `only_shape` no value will be asked for, so the norms are left out."""
         self.x, self.y, self.plan = x, y, plan
-        self.half_x = lean_half_norms(x, plan.scale)
-        self.half_y = lean_half_norms(y, plan.scale).mT
+        if not only_shape:
+            self.half_x = lean_half_norms(x, plan.scale)
+            self.half_y = lean_half_norms(y, plan.scale).mT
         self.inner, self.gradients = _Scratch(), _Scratch()
 
     @property
