@@ -74,6 +74,12 @@ def check_positive(name: str, number: float) -> None:
         raise InputError(f"{name} must be a finite number above 0; got {number!r}")
 
 
+def check_scale(scale: float | None) -> None:
+    """`scale` is None, for the default, or a finite number above zero."""
+    if scale is not None:
+        check_positive("scale", scale)
+
+
 def check_probability(name: str, number: float) -> None:
     """`number` lies in [0, 1)."""
     if not (isinstance(number, int | float) and 0 <= number < 1):

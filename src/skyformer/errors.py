@@ -48,7 +48,9 @@ class MissingExtraError(SkyformerError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package!r} is not installed: pip install 'skyformer[{extra}]'")
+        super().__init__(
+            f"{package!r} is not installed: pip install 'skyformer[{extra}]', or in a clone pip install '.[{extra}]'"
+        )
 
 
 class SkyformerWarning(UserWarning):

@@ -25,8 +25,9 @@ class MultiheadAttention(nn.Module):
         options: the mechanism's own, such as `num_landmarks=64` for Skyformer.
 
     What differs: `need_weights` defaults to None, which means yes for the exact kinds, as in torch, and no for the
-    approximations; asked for with True, these return the (L, S) matrix that their output is the product of. An
-    `attn_mask` other than a causal one is for `attention="softmax"` only.
+    approximations; asked for with True, these return the (L, S) matrix that multiplies the values (of Skyformer with
+    kernel="softmax", before its output is cut to the range of the values). An `attn_mask` other than a causal one is for
+    `attention="softmax"` only.
     """
 
     # nn.TransformerEncoderLayer would otherwise bypass this module in eval() and compute softmax attention instead.
@@ -182,6 +183,9 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor | None, bool]:
         """A causal mask is recognised and needs no matrix; any other is for softmax alone."""
         length, size = query.shape[1], key.shape[1]
+        if attn_mask is not None and (not isinstance(attn_mask, Tensor) or attn_mask.shape[-2:] != (length, size)):
+            came = tuple(attn_mask.shape) if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+            raise MaskError(f"attn_mask must be a tensor whose last axes are ({length}, {size}); got {came}")
         causal = is_causal or (attn_mask is not None and _is_causal_mask(attn_mask, length, size))
         if causal and not self._num_appended():
             return None, True
@@ -220,8 +224,9 @@ class MultiheadAttention(nn.Module):
         query_mask = key_mask if q.shape[1] == k.shape[1] else None
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.expand(k.shape[0], -1, -1)], 1)
-            v = torch.cat([v, self.bias_v.expand(v.shape[0], -1, -1)], 1)
+            # Under autocast k and v are not of the parameters' dtype.
+            k = torch.cat([k, self.bias_k.to(k.dtype).expand(k.shape[0], -1, -1)], 1)
+            v = torch.cat([v, self.bias_v.to(v.dtype).expand(v.shape[0], -1, -1)], 1)
             extra += 1
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))

@@ -123,6 +123,10 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(ctx: Any, x: Tensor, kernel: Kernel, scale: float) -> Tensor:
+        if kernel.radial:
+            # Distances do not change with the origin, but their rounding does: near duplicates far from it would
+            # leave the matrix indefinite.
+            x = x - x.mean(-2, keepdim=True)
         half = lean_half_norms(x, scale)
         value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
         ctx.radial, ctx.scale = kernel.radial, scale

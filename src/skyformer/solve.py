@@ -45,7 +45,7 @@ class CholeskySolver(Solver):
 
     name = "cholesky"
     jitter: float = 1e-6
-    retries: int = 4
+    retries: int = 6
 
     def __post_init__(self) -> None:
         check_positive("jitter", self.jitter)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from skyformer.attention import Attention, Promise, build_attention
 from skyformer.errors import UnsupportedError
+from skyformer.multihead import MultiheadAttention
 
 HEADS = 2
 
@@ -245,12 +246,14 @@ class AttentionSuite:
             allowed = 2 * relative_error(dense(*(x.to(dtype) for x in rounded)).float(), dense(*full))
         assert stray <= allowed
 
-    @pytest.mark.parametrize("case", ["duplicates", "large", "zeros"])
+    @pytest.mark.parametrize("case", ["duplicates", "near duplicates", "large", "zeros"])
     def test_finite_on_awkward_inputs(self, case: str) -> None:
         q, k, v = (x.detach() for x in draw(2, 33, 33, 8, 8, torch.float32))
         if case == "duplicates":
             q, k = q[:, :, :1].expand_as(q), q[:, :, :1].expand_as(k)
-        scale = {"duplicates": 1.0, "large": 1e3, "zeros": 0.0}[case]
+        if case == "near duplicates":
+            q, k = (1e3 * q[:, :, :1] / q[:, :, :1].norm() + 0.1 * x for x in (q, k))
+        scale = {"large": 1e3, "zeros": 0.0}.get(case, 1.0)
         inputs = tuple((x * scale).requires_grad_() for x in (q, k, v))
         out = self.build().float()(*inputs)
         assert out.isfinite().all()
@@ -295,6 +298,42 @@ class AttentionSuite:
         with LargestStorage() as largest:
             attention(*inputs, key_mask=mask).sum().backward()
         return largest.bytes
+
+    def test_dropout_or_refused(self) -> None:
+        if self.cannot(Promise.DROPOUT):
+            with pytest.raises(UnsupportedError, match="dropout"):
+                MultiheadAttention(16, HEADS, dropout=0.5, attention=self.name, **self.layer_options())
+            return
+        layer = MultiheadAttention(
+            16, HEADS, dropout=0.5, attention=self.name, batch_first=True, **self.layer_options()
+        )
+        x = torch.randn(2, 20, 16)
+        torch.manual_seed(1)
+        first, _ = layer(x, x, x, need_weights=False)
+        torch.manual_seed(2)
+        assert not torch.allclose(layer(x, x, x, need_weights=False)[0], first)
+        layer.eval()
+        assert torch.equal(layer(x, x, x, need_weights=False)[0], layer(x, x, x, need_weights=False)[0])
+
+    def test_weights_are_what_multiplies_the_values(self) -> None:
+        if self.options.get("kernel") == "softmax":
+            pytest.skip("its output is cut to the range of the values, which is not linear in them")
+        attention = self.build()
+        q, k, v = draw(2, 20, 20, 8, 8)
+        identity = torch.eye(20, dtype=torch.float64).expand(2, HEADS, -1, -1)
+        both = attention(q, k, torch.cat([v, identity], -1))
+        torch.testing.assert_close(both[..., 8:] @ v, attention(q, k, v))
+
+    def test_any_length_or_refused(self) -> None:
+        inputs = draw(1, self.max_length + 1, self.max_length + 1, 8, 8)
+        if self.cannot(Promise.ANY_LENGTH):
+            with pytest.raises(ValueError, match="max_length"):
+                self.build()(*inputs)
+            return
+        assert self.build()(*inputs).shape == inputs[0].shape
+
+    def layer_options(self) -> dict[str, Any]:
+        return {"max_length": self.max_length, **self.options}
 
     def test_wrong_heads_are_refused(self) -> None:
         with pytest.raises(ValueError, match=f"{HEADS} heads of 8"):

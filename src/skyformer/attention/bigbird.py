@@ -30,6 +30,7 @@ from skyformer.checks import (
     check_positive,
     check_probability,
     check_query_key_value,
+    check_scale,
 )
 from skyformer.noise import draw_seed, uniform_noise
 from skyformer.precision import at_least_float32, without_autocast
@@ -266,6 +267,7 @@ class BigBirdAttention(Attention):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
+        check_scale(scale)
         check_at_least("block_size", block_size, 1)
         check_at_least("num_random_blocks", num_random_blocks, 0)
         check_probability("dropout", dropout)

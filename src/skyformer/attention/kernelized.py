@@ -6,7 +6,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention
 from skyformer.attention.registry import register
-from skyformer.checks import check_probability
+from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.functional import kernelized_attention
 from skyformer.kernels import Kernel, get_kernel
 from skyformer.products import MEMORY_BUDGET
@@ -33,6 +33,8 @@ class KernelizedAttention(Attention):
         check_finite: bool = False,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
+        check_scale(scale)
+        check_at_least("memory_budget", memory_budget, 0)
         check_probability("dropout", dropout)
         self.scale, self.kernel, self.dropout = scale, get_kernel(kernel), dropout
         self.memory_budget, self.check_finite = memory_budget, check_finite

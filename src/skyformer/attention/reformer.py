@@ -33,6 +33,7 @@ from skyformer.checks import (
     check_positive,
     check_probability,
     check_query_key_value,
+    check_scale,
 )
 from skyformer.errors import InputError, ShapeError
 from skyformer.noise import draw_seed
@@ -286,6 +287,7 @@ class ReformerAttention(Attention):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
+        check_scale(scale)
         check_at_least("num_hashes", num_hashes, 1)
         check_at_least("chunk_size", chunk_size, 1)
         check_num_buckets(num_buckets)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skyformer.attention.base import Attention
-from skyformer.errors import UnknownNameError
+from skyformer.errors import InputError, UnknownNameError
 
 _REGISTRY: dict[str, type[Attention]] = {}
 _ORDER = ("softmax", "kernelized", "skyformer")
@@ -21,7 +21,7 @@ AnyAttention = TypeVar("AnyAttention", bound=type[Attention])
 def register(cls: AnyAttention) -> AnyAttention:
     """Class decorator: makes a mechanism known by its `name`."""
     if cls.name in _REGISTRY:
-        raise UnknownNameError(f"free name (it belongs to {_REGISTRY[cls.name].__qualname__}) for", cls.name, ())
+        raise InputError(f"the name {cls.name!r} belongs to {_REGISTRY[cls.name].__qualname__}; register under another")
     _REGISTRY[cls.name] = cls
     return cls
 
@@ -50,7 +50,7 @@ def build_attention(name: str, num_heads: int, head_dim: int, **options: Any) ->
     known = attention_options(name)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"option of attention {name!r}", option, known)
+            raise UnknownNameError(f"option for attention {name!r}:", option, known)
     return attention_class(name)(num_heads, head_dim, **options)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Promise
 from skyformer.attention.registry import register
-from skyformer.checks import check_at_least, check_positive
+from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import GAMMA, skyformer_attention
 from skyformer.kernels import Kernel, get_kernel
 from skyformer.landmarks import CustomSampler, Sampler, get_sampler
@@ -47,6 +47,8 @@ class SkyformerAttention(Attention):
         check_finite: bool = False,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
+        check_scale(scale)
+        check_at_least("memory_budget", memory_budget, 0)
         check_at_least("num_landmarks", num_landmarks, 1)
         check_positive("gamma", gamma)
         self.num_landmarks, self.landmarks, self.gamma = num_landmarks, get_sampler(landmarks), gamma

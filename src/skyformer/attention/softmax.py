@@ -6,7 +6,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention
 from skyformer.attention.registry import register
-from skyformer.checks import check_probability
+from skyformer.checks import check_probability, check_scale
 from skyformer.functional import softmax_attention
 
 
@@ -28,6 +28,7 @@ class SoftmaxAttention(Attention):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
+        check_scale(scale)
         check_probability("dropout", dropout)
         self.scale, self.dropout = scale, dropout
 

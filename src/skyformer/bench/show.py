@@ -69,7 +69,7 @@ def draw(result: BenchResult, folder: Path, name: str = "attention") -> list[Pat
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2), constrained_layout=True)
     panels = (
@@ -86,7 +86,10 @@ def draw(result: BenchResult, folder: Path, name: str = "attention") -> list[Pat
                 axis.plot(*zip(*visible, strict=True), marker="o", color=f"C{index}", label=contender)
         axis.set(xscale="log", yscale="log", xlabel="tokens", title=title)
         axis.set_xticks(result.lengths, [f"{n:,}" for n in result.lengths], rotation=30, minor=False)
-        axis.minorticks_off()
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
+        axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+        axis.yaxis.set_minor_locator(ticker.NullLocator())
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
     setting, machine = result.setting, result.machine

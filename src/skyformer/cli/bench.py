@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from skyformer.bench.contenders import Setting, choose_contenders, missing_peers
 from skyformer.bench.show import as_rivalry, as_table, draw
@@ -39,7 +39,7 @@ def attention(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repetitions of each measurement.")] = 7,
     seed: Annotated[int, typer.Option(help="Seed of inputs and landmarks.")] = 0,
     peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also measure the packages of the extra [peers].")
+        bool, typer.Option("--peers/--no-peers", help="Also measure the packages of the extra 'peers'.")
     ] = False,
     output: Annotated[Path, typer.Option(help="Folder for attention.json, .png and .svg.")] = Path("results/bench"),
 ) -> None:
@@ -56,9 +56,10 @@ def attention(
         console.print(f"not installed, so left out: {', '.join(missing_peers())} (pip install 'skyformer[peers]')")
     setting = Setting(sizes[0], batch, heads, head_dim, landmarks, dtype, data, seed)
     command = " ".join(["skyformer", *sys.argv[1:]])
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    steps = len(contenders) + len(sizes) * (2 * len(contenders) + 1)
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting")
+        task = progress.add_task("starting", total=steps)
         result = run_benchmark(
             contenders,
             setting,
@@ -66,7 +67,7 @@ def attention(
             repeats,
             threads,
             command,
-            report=lambda text: progress.update(task, description=text),
+            report=lambda text: progress.update(task, description=text, advance=1),
             keep=lambda partial: partial.write(output / "attention.json"),
         )
     console.print(as_table(result))
