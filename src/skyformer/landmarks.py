@@ -445,12 +445,14 @@ def _nystrom_leverage(
     values, vectors = torch.linalg.eigh(kernel.matrix(landmarks, landmarks, scale) * root * root.mT)
     values = values.clamp(min=0)
 
-    def scores(piece: Tensor, lam: Tensor) -> Tensor:
-        rows = take_rows(points, piece[:, None]).double()
-        squares = (vectors.mT @ (kernel.matrix(landmarks, rows, scale) * root)).square()
+    def measure(piece: Tensor) -> tuple[Tensor, Tensor]:
+        rows = take_rows(points, piece[:, None])
+        block = kernel.matrix(landmarks.to(points.dtype), rows, scale).double()
+        return (vectors.mT @ block.mul_(root)).square_(), kernel_diagonal(kernel, rows, scale).double()
+
+    def scores(squares: Tensor, own: Tensor, lam: Tensor) -> Tensor:
         explained = (1 / (values + lam)).unsqueeze(-2) @ squares
-        residual = kernel_diagonal(kernel, rows, scale) - explained.squeeze(-2)
-        return (residual.clamp(min=0) / lam).clamp(max=1)
+        return ((own - explained.squeeze(-2)).clamp_(min=0) / lam).clamp_(max=1)
 
     if ridge is None:
         # `subset` is in random order, so that its first rows stand for all.
@@ -458,12 +460,13 @@ def _nystrom_leverage(
         present = inside[:, None, :few].double()
         count = inside.sum(-1)[:, None, None] / present.sum(-1, keepdim=True).clamp(min=1)
         lam = _tail_ridge(values, num_landmarks)
+        measured = measure(subset[:, :few])
         for _ in range(_RIDGE_ROUNDS):
-            total = count * (scores(subset[:, :few], lam) * present).sum(-1, keepdim=True)
+            total = count * (scores(*measured, lam) * present).sum(-1, keepdim=True)
             lam = lam * (total / num_landmarks).clamp(min=1)
     else:
         lam = torch.full_like(values[..., :1], ridge)
-    found = torch.cat([scores(piece, lam) for piece in subset.split(4096, 1)], -1)
+    found = torch.cat([scores(*measure(piece), lam) for piece in subset.split(4096, 1)], -1)
     return found.masked_fill(~inside[:, None], 0).to(points.dtype)
 
 
