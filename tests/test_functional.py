@@ -416,3 +416,12 @@ def test_finite_inputs_pass_the_finite_check(attention: Callable[..., Tensor]) -
 @pytest.mark.parametrize("count", [16, 17, 1000])
 def test_more_landmarks_than_rows_is_no_error(count: int) -> None:
     torch.testing.assert_close(call(skyformer_attention, {"num_landmarks": count}), call(kernelized_attention, {}))
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "matern", "rational_quadratic", "softmax"])
+@pytest.mark.parametrize("offset", [200.0, 1000.0])
+def test_near_duplicates_far_from_the_origin_are_solved_without_jitter(kernel: str, offset: float) -> None:
+    centre = torch.randn(1, 1, 1, 32)
+    centre = offset * centre / centre.norm()
+    q, k = (centre + 0.1 * torch.randn(1, 1, 300, 32) for _ in range(2))
+    assert skyformer_attention(q, k, torch.randn(1, 1, 300, 32), kernel=kernel, num_landmarks=64).isfinite().all()

@@ -323,6 +323,8 @@ X = torch.zeros(B, S, E)
         ({"attn_mask": torch.zeros(S, S - 1)}, MaskError, ("attn_mask must", "(9, 9)", "got (9, 8)")),
         ({"attn_mask": torch.zeros(S - 1, S)}, MaskError, ("attn_mask must", "(9, 9)", "got (8, 9)")),
         ({"attn_mask": torch.zeros(5, S, S)}, MaskError, ("attn_mask must", "(12, 9, 9)", "got (5, 9, 9)")),
+        ({"attn_mask": torch.zeros(S - 1, S), "is_causal": True}, MaskError, ("attn_mask must", "got (8, 9)")),
+        ({"attn_mask": "causal"}, MaskError, ("attn_mask must be a tensor", "got str")),
         ({"attn_mask": torch.zeros(S)}, MaskError, ("attn_mask must", "(9, 9) or (12, 9, 9)", "got (9,)")),
         ({"attn_mask": torch.zeros(S, S).int()}, MaskError, ("attn_mask must", "bool", "int32")),
     ],

@@ -26,7 +26,7 @@ class MultiheadAttention(nn.Module):
 
     What differs: `need_weights` defaults to None, which means yes for the exact kinds, as in torch, and no for the
     approximations; asked for with True, these return the (L, S) matrix that multiplies the values (of Skyformer with
-    kernel="softmax", before its output is cut to the range of the values). An `attn_mask` other than a causal one is for
+    kernel="softmax", before the output is cut to their range). An `attn_mask` other than a causal one is for
     `attention="softmax"` only.
     """
 
@@ -185,7 +185,8 @@ class MultiheadAttention(nn.Module):
         length, size = query.shape[1], key.shape[1]
         if attn_mask is not None and (not isinstance(attn_mask, Tensor) or attn_mask.shape[-2:] != (length, size)):
             came = tuple(attn_mask.shape) if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
-            raise MaskError(f"attn_mask must be a tensor whose last axes are ({length}, {size}); got {came}")
+            shapes = f"({length}, {size}) or ({query.shape[0] * self.num_heads}, {length}, {size})"
+            raise MaskError(f"attn_mask must be a tensor {shapes}; got {came}")
         causal = is_causal or (attn_mask is not None and _is_causal_mask(attn_mask, length, size))
         if causal and not self._num_appended():
             return None, True

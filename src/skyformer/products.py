@@ -129,6 +129,9 @@ class _Gram(torch.autograd.Function):
             x = x - x.mean(-2, keepdim=True)
         half = lean_half_norms(x, scale)
         value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
+        if kernel.radial:
+            # Every radial kernel is 1 at distance 0, whatever rounding makes of that distance.
+            value.diagonal(dim1=-2, dim2=-1).fill_(1)
         ctx.radial, ctx.scale = kernel.radial, scale
         ctx.save_for_backward(x, slope)
         return value
