@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from skyformer.attention import performer
 from skyformer.attention.performer import PerformerAttention, draw_projection, performer_attention
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.functional import softmax_attention
@@ -187,6 +188,26 @@ def test_checkpointing_repeats_a_call_with_the_same_features(use_reentrant: bool
         expected = performer_attention(*inputs, projection=attention.projection.clone())
         for a, e in zip(grads(out, inputs), grads(expected, inputs), strict=True):
             torch.testing.assert_close(a, e)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_calls_before_a_redraw_are_repeated_with_their_own_features(use_reentrant: bool) -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=1)
+    inputs = tuple(x.float().requires_grad_() for x in draw())
+    outs, expected = [], []
+    for _ in range(3):
+        outs.append(checkpoint(attention, *inputs, use_reentrant=use_reentrant))
+        expected.append(performer_attention(*inputs, projection=attention.projection.clone()))
+    for a, e in zip(grads(torch.stack(outs), inputs), grads(torch.stack(expected), inputs), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performer, "REMEMBERED", 4)
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=3)
+    for _ in range(20):
+        attention(*(x.float() for x in draw()))
+    assert len(attention._earlier) == 4
 
 
 def grads(out: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:

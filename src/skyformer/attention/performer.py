@@ -14,6 +14,7 @@ row of D falls below one (in the causal form the sums of early tokens may).
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -31,6 +32,9 @@ from skyformer.precision import at_least_float32, without_autocast
 
 CHUNK = 128
 """Tokens in a chunk of the causal form: inside it scores are formed, from chunk to chunk sums are carried."""
+
+REMEMBERED = 256
+"""Training calls from before the latest redraws whose features are kept, in case checkpointing repeats them."""
 
 RELU_FLOOR = 1e-3
 """What the ReLU features stay above, so that every query gives every key some weight."""
@@ -198,7 +202,9 @@ class PerformerAttention(Attention):
     """D^-1 phi(Q) (phi(K)^T V) with random features phi that every head shares.
 
     The projection is a buffer, first drawn from `seed`. In training it is drawn anew from torch's global
-    generator every `redraw_interval` calls (0: never), in `eval()` it stays.
+    generator every `redraw_interval` calls (0: never), in `eval()` it stays. Activation checkpointing repeats a
+    call in the backward, where it finds the features it had, were they redrawn since: each call draws a number,
+    which the restored random numbers (`preserve_rng_state=True`) bring back, and goes by it.
     """
 
     name = "performer"
@@ -229,6 +235,8 @@ class PerformerAttention(Attention):
         check_feature_map(feature_map)
         self.num_features, self.feature_map, self.scale = num_features, feature_map, scale
         self.redraw_interval, self.calls_since_redraw = redraw_interval, 0
+        self._calls: deque[int] = deque(maxlen=REMEMBERED)
+        self._earlier: dict[int, Tensor] = {}
         projection = draw_projection(num_features, head_dim, draw_seed(torch.Generator().manual_seed(seed)))
         self.register_buffer("projection", projection.to(torch.get_default_device()))
 
@@ -241,8 +249,7 @@ class PerformerAttention(Attention):
         query_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        if self.training and self.redraw_interval > 0:
-            self._count_call()
+        projection = self._count_call() if self.training and self.redraw_interval > 0 else self.projection
         return performer_attention(
             query,
             key,
@@ -251,21 +258,29 @@ class PerformerAttention(Attention):
             query_mask=query_mask,
             is_causal=is_causal,
             feature_map=self.feature_map,
-            projection=self.projection,
+            projection=projection,
             scale=self.scale,
         )
 
     @torch.no_grad()
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:
         """Draw new features, from torch's global generator by default."""
+        self._earlier.update(dict.fromkeys(self._calls, self.projection.clone()))
+        self._calls.clear()
+        for forgotten in list(self._earlier)[:-REMEMBERED]:
+            del self._earlier[forgotten]
         self.projection.copy_(draw_projection(self.num_features, self.head_dim, draw_seed(generator)))
         self.calls_since_redraw = 0
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _count_call(self) -> None:
+    def _count_call(self) -> Tensor:
+        """The projection of this call, or of the call that this one repeats."""
         # Out of the compiler's sight: a number that changes with every call would compile every call anew.
+        call = draw_seed(None)
         if torch._C._current_graph_task_id() != -1:
-            return  # Activation checkpointing repeats a call inside the backward; it must find the same features.
+            return self._earlier.get(call, self.projection)
         if self.calls_since_redraw >= self.redraw_interval:
             self.redraw_projection()
         self.calls_since_redraw += 1
+        self._calls.append(call)
+        return self.projection
