@@ -246,6 +246,20 @@ def test_long_causal_sequences_keep_no_state_per_token() -> None:
     assert relative_error(out, expected) < 1e-4
 
 
+@pytest.mark.parametrize("std", [1, 10])
+def test_causal_rows_do_not_see_what_follows_at_large_norms(std: float) -> None:
+    q, k, v = (torch.randn(2, 2, 64, 16) for _ in range(3))
+    q, k = std * q, std * k
+    projection = draw_projection(128, 16, 0)
+    later = k.clone()
+    later[:, :, 32:] = std * torch.randn(2, 2, 32, 16)
+    out, changed = (performer_attention(q, x, v, is_causal=True, projection=projection) for x in (k, later))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out[:, :, :32], changed[:, :, :32])
+    assert not torch.allclose(out[:, :, 32:], changed[:, :, 32:])
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0])
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_without_graph_breaks_in_evaluation() -> None:
     torch._dynamo.reset()

@@ -8,7 +8,9 @@ With rows w_1 ... w_m of a random projection, all norms and products multiplied 
 Any factor that a query shares among its features, or that a feature takes from the keys and gives to the
 queries, cancels. So feature r of the keys is divided by its largest value over the keys of its head, that of
 the queries is multiplied by it, and every query is then divided by its largest feature: nothing overflows, no
-row of D falls below one (in the causal form the sums of early tokens may).
+row of D falls below one. In the causal form later keys may dwarf the sums of early tokens, so the softmax features
+and sums are float64 there: a token is blind to what follows it, and row 0 is v_0, as long as later keys are not
+larger by a factor of exp(500) in every feature that counts.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def performer_attention(
     Args:
         query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
         key_mask: bool (B, S), True = attend. query_mask: accepted as everywhere; no query depends on another.
-        is_causal: query i attends to keys j <= i only.
+        is_causal: query i attends to keys j <= i only. The softmax features are then float64, whatever the inputs:
+            twice the memory, and rows whose sums lie exp(500) or more below what later keys bring become zeros.
         num_features: m, the rows of the projection to draw.
         feature_map: "softmax" (positive features, unbiased for exp(<q, k>)) or "relu" (max(<w, x>, 0) plus a
             little).
@@ -112,6 +115,8 @@ def _attend(
     feature_map: FeatureMap,
     root: float,
 ) -> Tensor:
+    if is_causal and feature_map is softmax_features and query.device.type != "mps":  # which has no float64
+        query, key, value = query.double(), key.double(), value.double()
     if key_mask is not None:
         value = value.masked_fill(~key_mask[:, None, :, None], 0)
     phi_query, phi_key = feature_map(query, key, projection.to(query) * root, root, key_mask)
