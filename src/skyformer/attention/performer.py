@@ -242,8 +242,12 @@ class PerformerAttention(Attention):
         self.redraw_interval, self.calls_since_redraw = redraw_interval, 0
         self._calls: deque[int] = deque(maxlen=REMEMBERED)
         self._earlier: dict[int, Tensor] = {}
-        projection = draw_projection(num_features, head_dim, draw_seed(torch.Generator().manual_seed(seed)))
-        self.register_buffer("projection", projection.to(torch.get_default_device()))
+        device = torch.get_default_device()
+        if device.type == "meta":  # Which has shapes and no numbers: nothing is drawn, however large they are.
+            projection = torch.empty(num_features, head_dim, dtype=torch.float32)
+        else:
+            projection = draw_projection(num_features, head_dim, draw_seed(torch.Generator().manual_seed(seed)))
+        self.register_buffer("projection", projection.to(device))
 
     def attend(
         self,
