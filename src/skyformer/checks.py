@@ -12,6 +12,10 @@ from skyformer.errors import InputError, MaskError, ShapeError
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+LARGEST_INTEGER = 2**31
+"""No size, count or length may be above it; products of two then fit into 64 bits."""
+
+
 def check_points(name: str, x: Tensor) -> None:
     """`x` is a floating tensor (B, H, n, P)."""
     if not isinstance(x, Tensor):
@@ -63,9 +67,11 @@ def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
 
 
 def check_at_least(name: str, number: int, least: int) -> None:
-    """`number` is an integer no smaller than `least`."""
+    """`number` is an integer no smaller than `least`, and no larger than `LARGEST_INTEGER`."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise InputError(f"{name} must be an integer of at least {least}; got {number!r}")
+    if number > LARGEST_INTEGER:
+        raise InputError(f"{name} must be an integer of at most {LARGEST_INTEGER}; got {number!r}")
 
 
 def check_positive(name: str, number: float) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from skyformer.attention import performer
 from skyformer.attention.performer import PerformerAttention, draw_projection, performer_attention
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.functional import softmax_attention
@@ -189,6 +190,26 @@ def test_checkpointing_repeats_a_call_with_the_same_features(use_reentrant: bool
             torch.testing.assert_close(a, e)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_calls_before_a_redraw_are_repeated_with_their_own_features(use_reentrant: bool) -> None:
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=1)
+    inputs = tuple(x.float().requires_grad_() for x in draw())
+    outs, expected = [], []
+    for _ in range(3):
+        outs.append(checkpoint(attention, *inputs, use_reentrant=use_reentrant))
+        expected.append(performer_attention(*inputs, projection=attention.projection.clone()))
+    for a, e in zip(grads(torch.stack(outs), inputs), grads(torch.stack(expected), inputs), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performer, "REMEMBERED", 4)
+    attention = PerformerAttention(3, 8, num_features=16, redraw_interval=3)
+    for _ in range(20):
+        attention(*(x.float() for x in draw()))
+    assert len(attention._earlier) == 4
+
+
 def grads(out: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     for x in inputs:
         x.grad = None
@@ -223,6 +244,20 @@ def test_long_causal_sequences_keep_no_state_per_token() -> None:
     projection = draw_projection(128, 16, draw_seed(torch.Generator().manual_seed(0)))
     expected = dense_performer(*(x.double() for x in (q, k, v)), projection, None, True)
     assert relative_error(out, expected) < 1e-4
+
+
+@pytest.mark.parametrize("std", [1, 10])
+def test_causal_rows_do_not_see_what_follows_at_large_norms(std: float) -> None:
+    q, k, v = (torch.randn(2, 2, 64, 16) for _ in range(3))
+    q, k = std * q, std * k
+    projection = draw_projection(128, 16, 0)
+    later = k.clone()
+    later[:, :, 32:] = std * torch.randn(2, 2, 32, 16)
+    out, changed = (performer_attention(q, x, v, is_causal=True, projection=projection) for x in (k, later))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out[:, :, :32], changed[:, :, :32])
+    assert not torch.allclose(out[:, :, 32:], changed[:, :, 32:])
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0])
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from skyformer import SequenceClassifier
-from skyformer.model.checkpointing import run_checkpointed
+from skyformer import PairClassifier, SequenceClassifier
 from tests.model.small import ATTENTIONS, draw_mask, draw_tokens, small_config
 
 
@@ -44,35 +43,29 @@ def test_less_is_kept() -> None:
     assert kept[1] < kept[0] / 2
 
 
-class Counting(nn.Module):
-    """Multiplies by a buffer that it redraws in every second call."""
-
-    factor: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.register_buffer("factor", torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.calls % 2:
-            self.factor.copy_(torch.rand(3))
-        self.calls += 1
-        return (x * self.factor).sin() * torch.rand(3)
-
-
-@pytest.mark.parametrize("calls_before", [0, 1])
-def test_a_layer_that_counts_is_recomputed_as_it_was(calls_before: int) -> None:
-    results = []
-    for run in (lambda layer, x: layer(x), run_checkpointed):
-        torch.manual_seed(2)
-        layer, x = Counting(), torch.ones(3, requires_grad=True)
-        layer.calls = calls_before
-        out = run(layer, x)
-        state = layer.calls, layer.factor.clone()
-        out.sum().backward()
-        assert layer.calls == state[0]
-        assert torch.equal(layer.factor, state[1])
-        results.append((out, x.grad, *state))
-    for plain, checkpointed in zip(*results, strict=True):
-        assert torch.equal(torch.as_tensor(plain), torch.as_tensor(checkpointed))
+@pytest.mark.parametrize("cls", [SequenceClassifier, PairClassifier])
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_performer_redraws_and_is_recomputed_as_it_was(
+    cls: type[SequenceClassifier] | type[PairClassifier], interval: int
+) -> None:
+    """Four steps; a pair of sequences calls each layer twice before the backward, with a redraw in between."""
+    tokens, mask = draw_tokens(3, 40), draw_mask(3, 40)
+    inputs = (tokens, mask) if cls is SequenceClassifier else (tokens, tokens.flip(1), mask, mask)
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(3)
+        config = small_config(
+            "performer",
+            attention_options={"num_features": 8, "redraw_interval": interval},
+            dropout=0.0,
+            checkpoint_activations=checkpointed,
+        )
+        model = cls(config).double().train()
+        first = model.encoder.layers[0].attention.attention.projection.clone()
+        for _ in range(4):
+            loss = model(*inputs).square().sum()
+            found.append(torch.autograd.grad(loss, list(model.parameters())))
+        assert not torch.equal(model.encoder.layers[0].attention.attention.projection, first)
+    for plain, frugal in zip(found[:4], found[4:], strict=True):
+        for p, f in zip(plain, frugal, strict=True):
+            assert torch.equal(p, f)

@@ -40,6 +40,22 @@ def test_defaults_are_the_papers() -> None:
         ({"attention_options": {"dropout": 0.1}}, "the model's attention_dropout decides it"),
         ({"attention_options": {"kernel": object()}}, "attention_options.kernel"),
         ({"seed": -1}, "seed should be"),
+        ({"vocab_size": 2**70}, "vocab_size should be less than or equal to 2147483648; got"),
+        ({"num_classes": 2**63}, "num_classes should be less than or equal to 2147483648; got"),
+        ({"self": 1}, "unknown setting of ModelConfig 'self'"),
+        (
+            {"attention": "performer", "attention_options": {"num_features": 10**13}},
+            "num_features must be an integer of at most 2147483648; got 10000000000000",
+        ),
+        (
+            {"attention": "linformer", "attention_options": {"num_features": 2**61}},
+            "num_features must be an integer of at most 2147483648",
+        ),
+        (
+            {"attention": "linformer", "attention_options": {"num_features": 2**31}, "max_length": 2**31},
+            "attention_options do not suit 'linformer' attention",
+        ),
+        ({"seed": 2**48 - 1, "num_layers": 2**31}, "seed * num_layers must be below"),
     ],
 )
 def test_contradictions_are_named(settings: dict[str, Any], complaint: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyformer import PairClassifier, SequenceClassifier, SkyformerEncoder
-from skyformer.errors import DataError
+from skyformer.errors import DataError, InputError
 from tests.model.small import ATTENTIONS, draw_mask, draw_tokens, small_config
 
 
@@ -36,6 +36,18 @@ def edit(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     content = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def edit_config(folder: Path, /, **changes: Any) -> None:
+    """Changes settings of the model."""
+    config = json.loads((folder / "config.json").read_text())["config"]
+    edit(folder, config={**config, **changes})
+
+
+def as_float8(file: Path) -> bytes:
+    weights = safetensors.torch.load(file.read_bytes())
+    content: bytes = safetensors.torch.save({name: x.to(torch.float8_e4m3fn) for name, x in weights.items()})
+    return content
 
 
 def put_weights(folder: Path, content: bytes) -> None:
@@ -117,6 +129,22 @@ def test_an_interrupted_save_leaves_the_old_model(saved: Path, at: str, monkeypa
         (lambda folder: (folder / "config.json").write_text("[]"), "does not describe a skyformer model"),
         (lambda folder: edit(folder, format="bert"), "does not describe a skyformer model"),
         (lambda folder: edit(folder, version=2), r"config\.json has format version 2; this skyformer reads version 1"),
+        (lambda folder: edit(folder, version=True), r"config\.json has format version True"),
+        (lambda folder: edit_config(folder, self=1), r"config\.json holds a config .* 'self'"),
+        (lambda folder: edit_config(folder, vocab_size=2**70), r"config\.json holds a config .* vocab_size"),
+        (lambda folder: edit_config(folder, num_classes=2**63), r"config\.json holds a config .* num_classes"),
+        (
+            lambda folder: edit_config(folder, attention="performer", attention_options={"num_features": 10**13}),
+            r"config\.json holds a config .* num_features must be",
+        ),
+        (
+            lambda folder: edit_config(folder, attention="performer", attention_options={"num_features": 2**31}),
+            r"weights-.*\.safetensors does not hold the weights",
+        ),
+        (
+            lambda folder: put_weights(folder, as_float8(weights_file(folder))),
+            r"weights-.*\.safetensors holds '.*' as torch.float8_e4m3fn",
+        ),
         (lambda folder: edit(folder, version=None), "has format version None"),
         (
             lambda folder: edit(folder, model="PairClassifier"),
@@ -163,6 +191,14 @@ def test_layers_that_are_not_there_are_not_built(saved: Path) -> None:
     edit(saved, config={**config, "num_layers": 10**9})
     with pytest.raises(DataError, match=r"config\.json promises 1000000000 layers; the weights have 2"):
         SequenceClassifier.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_folder_to_save_to(tmp_path: Path, below: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(InputError, match=r"taken.* is a file"):
+        SequenceClassifier(small_config()).save_pretrained(tmp_path / "taken" / below)
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_nothing_in_the_folder_is_run(saved: Path) -> None:

@@ -8,12 +8,15 @@ With rows w_1 ... w_m of a random projection, all norms and products multiplied 
 Any factor that a query shares among its features, or that a feature takes from the keys and gives to the
 queries, cancels. So feature r of the keys is divided by its largest value over the keys of its head, that of
 the queries is multiplied by it, and every query is then divided by its largest feature: nothing overflows, no
-row of D falls below one (in the causal form the sums of early tokens may).
+row of D falls below one. In the causal form later keys may dwarf the sums of early tokens, so the softmax features
+and sums are float64 there: a token is blind to what follows it, and row 0 is v_0, as long as later keys are not
+larger by a factor of exp(500) in every feature that counts.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -31,6 +34,9 @@ from skyformer.precision import at_least_float32, without_autocast
 
 CHUNK = 128
 """Tokens in a chunk of the causal form: inside it scores are formed, from chunk to chunk sums are carried."""
+
+REMEMBERED = 256
+"""Training calls from before the latest redraws whose features are kept, in case checkpointing repeats them."""
 
 RELU_FLOOR = 1e-3
 """What the ReLU features stay above, so that every query gives every key some weight."""
@@ -55,7 +61,8 @@ def performer_attention(
     Args:
         query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
         key_mask: bool (B, S), True = attend. query_mask: accepted as everywhere; no query depends on another.
-        is_causal: query i attends to keys j <= i only.
+        is_causal: query i attends to keys j <= i only. The softmax features are then float64, whatever the inputs:
+            twice the memory, and rows whose sums lie exp(500) or more below what later keys bring become zeros.
         num_features: m, the rows of the projection to draw.
         feature_map: "softmax" (positive features, unbiased for exp(<q, k>)) or "relu" (max(<w, x>, 0) plus a
             little).
@@ -108,6 +115,8 @@ def _attend(
     feature_map: FeatureMap,
     root: float,
 ) -> Tensor:
+    if is_causal and feature_map is softmax_features and query.device.type != "mps":  # which has no float64
+        query, key, value = query.double(), key.double(), value.double()
     if key_mask is not None:
         value = value.masked_fill(~key_mask[:, None, :, None], 0)
     phi_query, phi_key = feature_map(query, key, projection.to(query) * root, root, key_mask)
@@ -198,7 +207,9 @@ class PerformerAttention(Attention):
     """D^-1 phi(Q) (phi(K)^T V) with random features phi that every head shares.
 
     The projection is a buffer, first drawn from `seed`. In training it is drawn anew from torch's global
-    generator every `redraw_interval` calls (0: never), in `eval()` it stays.
+    generator every `redraw_interval` calls (0: never), in `eval()` it stays. Activation checkpointing repeats a
+    call in the backward, where it finds the features it had, were they redrawn since: each call draws a number,
+    which the restored random numbers (`preserve_rng_state=True`) bring back, and goes by it.
     """
 
     name = "performer"
@@ -229,8 +240,14 @@ class PerformerAttention(Attention):
         check_feature_map(feature_map)
         self.num_features, self.feature_map, self.scale = num_features, feature_map, scale
         self.redraw_interval, self.calls_since_redraw = redraw_interval, 0
-        projection = draw_projection(num_features, head_dim, draw_seed(torch.Generator().manual_seed(seed)))
-        self.register_buffer("projection", projection.to(torch.get_default_device()))
+        self._calls: deque[int] = deque(maxlen=REMEMBERED)
+        self._earlier: dict[int, Tensor] = {}
+        device = torch.get_default_device()
+        if device.type == "meta":  # Which has shapes and no numbers: nothing is drawn, however large they are.
+            projection = torch.empty(num_features, head_dim, dtype=torch.float32)
+        else:
+            projection = draw_projection(num_features, head_dim, draw_seed(torch.Generator().manual_seed(seed)))
+        self.register_buffer("projection", projection.to(device))
 
     def attend(
         self,
@@ -241,8 +258,7 @@ class PerformerAttention(Attention):
         query_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        if self.training and self.redraw_interval > 0:
-            self._count_call()
+        projection = self._count_call() if self.training and self.redraw_interval > 0 else self.projection
         return performer_attention(
             query,
             key,
@@ -251,21 +267,29 @@ class PerformerAttention(Attention):
             query_mask=query_mask,
             is_causal=is_causal,
             feature_map=self.feature_map,
-            projection=self.projection,
+            projection=projection,
             scale=self.scale,
         )
 
     @torch.no_grad()
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:
         """Draw new features, from torch's global generator by default."""
+        self._earlier.update(dict.fromkeys(self._calls, self.projection.clone()))
+        self._calls.clear()
+        for forgotten in list(self._earlier)[:-REMEMBERED]:
+            del self._earlier[forgotten]
         self.projection.copy_(draw_projection(self.num_features, self.head_dim, draw_seed(generator)))
         self.calls_since_redraw = 0
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _count_call(self) -> None:
+    def _count_call(self) -> Tensor:
+        """The projection of this call, or of the call that this one repeats."""
         # Out of the compiler's sight: a number that changes with every call would compile every call anew.
+        call = draw_seed(None)
         if torch._C._current_graph_task_id() != -1:
-            return  # Activation checkpointing repeats a call inside the backward; it must find the same features.
+            return self._earlier.get(call, self.projection)
         if self.calls_since_redraw >= self.redraw_interval:
             self.redraw_projection()
         self.calls_since_redraw += 1
+        self._calls.append(call)
+        return self.projection

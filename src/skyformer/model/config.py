@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from skyformer.attention import Attention, Promise, attention_class, attention_options, build_attention
+from skyformer.checks import LARGEST_INTEGER
 from skyformer.errors import InputError, MissingExtraError, SkyformerError, UnknownNameError
 
 try:
@@ -29,13 +30,19 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    vocab_size: int = Field(ge=1, description="how many different tokens there are")
-    max_length: int = Field(ge=1, description="the longest sequence, in tokens; a longer one is refused")
-    num_classes: int = Field(default=2, ge=1, description="the width of the logits; the encoder has no use for it")
-    dim: int = Field(default=64, ge=1, description="features of a token")
-    hidden_dim: int = Field(default=128, ge=1, description="features inside the MLPs of the layers and the head")
-    num_layers: int = Field(default=2, ge=1, description="encoder layers")
-    num_heads: int = Field(default=2, ge=1, description="attention heads; must divide dim")
+    vocab_size: int = Field(ge=1, le=LARGEST_INTEGER, description="how many different tokens there are")
+    max_length: int = Field(
+        ge=1, le=LARGEST_INTEGER, description="the longest sequence, in tokens; a longer one is refused"
+    )
+    num_classes: int = Field(
+        default=2, ge=1, le=LARGEST_INTEGER, description="the width of the logits; the encoder has no use for it"
+    )
+    dim: int = Field(default=64, ge=1, le=LARGEST_INTEGER, description="features of a token")
+    hidden_dim: int = Field(
+        default=128, ge=1, le=LARGEST_INTEGER, description="features inside the MLPs of the layers and the head"
+    )
+    num_layers: int = Field(default=2, ge=1, le=LARGEST_INTEGER, description="encoder layers")
+    num_heads: int = Field(default=2, ge=1, le=LARGEST_INTEGER, description="attention heads; must divide dim")
     attention: str = Field(default="skyformer", description="a name from `list_attentions()`")
     attention_options: dict[str, JsonValue] = Field(
         default_factory=dict, description="the attention's own options, such as num_landmarks"
@@ -49,7 +56,7 @@ class ModelConfig(BaseModel):
         default=False, description="keep only the input of each layer, and compute it again for the backward pass"
     )
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, /, **settings: Any) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as invalid:
@@ -59,16 +66,18 @@ class ModelConfig(BaseModel):
     def _check_contradictions(self) -> Self:
         if self.dim % self.num_heads:
             raise InputError(f"dim must be a multiple of num_heads; got {self.dim} and {self.num_heads}")
+        if (self.seed + 1) * self.num_layers > 2**63:
+            raise InputError(f"seed * num_layers must be below 2**63; got {self.seed} and {self.num_layers}")
         _check_attention(self.attention, self.attention_options, self.attention_dropout)
         try:
             # The mechanism itself knows which values it takes. On the meta device building it costs nothing.
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 self.build_attention(layer=0)
-        except (SkyformerError, TypeError) as refused:
+        except (SkyformerError, TypeError, OverflowError, RuntimeError) as refused:
             raise InputError(f"attention_options do not suit {self.attention!r} attention: {refused}") from refused
         return self
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, /, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
         return type(self)(**{**self.model_dump(), **changes})
 

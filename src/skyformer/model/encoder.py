@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from skyformer.model.checkpointing import run_checkpointed
 from skyformer.model.config import ModelConfig, as_config
 from skyformer.model.embeddings import Embeddings
 from skyformer.model.storage import StoredModel
@@ -78,7 +78,7 @@ class SkyformerEncoder(StoredModel):
         x: Tensor = self.embeddings(tokens, mask)
         for layer in self.layers:
             if self.config.checkpoint_activations and torch.is_grad_enabled():
-                x = run_checkpointed(layer, x, mask)
+                x = checkpoint(layer, x, mask, use_reentrant=False)
             else:
                 x = layer(x, mask)
         out: Tensor = self.norm(x)

@@ -22,6 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from skyformer.checks import FLOAT_DTYPES
 from skyformer.errors import DataError, InputError, MissingExtraError
 from skyformer.model.config import ModelConfig
 
@@ -40,7 +41,10 @@ class StoredModel(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Writes the model to `folder`, which is made if need be; a model that is already there is replaced."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as occupied:
+            raise InputError(f"folder must be a folder, or free to become one; {occupied.filename} is a file") from None
         weights = _to_bytes(self.state_dict())
         digest = hashlib.sha256(weights).hexdigest()
         description = {
@@ -82,7 +86,7 @@ class StoredModel(nn.Module):
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 return cls(config).state_dict()
-        except RuntimeError as too_large:
+        except (RuntimeError, OverflowError, TypeError) as too_large:
             raise DataError(f"{file} describes a model that cannot be built: {too_large}") from too_large
 
 
@@ -118,7 +122,7 @@ def _read_description(file: Path, model: str) -> tuple[ModelConfig, str]:
         raise DataError(f"{file} is not JSON: {damaged}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{file} does not describe a skyformer model: its 'format' must be {FORMAT!r}")
-    if content.get("version") != VERSION:
+    if type(content.get("version")) is not int or content["version"] != VERSION:  # True equals 1, but is none
         raise DataError(
             f"{file} has format version {content.get('version')!r}; this skyformer reads version {VERSION} only"
         )
@@ -167,6 +171,10 @@ def _check_fit(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], fi
             raise DataError(
                 f"{file} holds {name!r} as {tensor.dtype} of shape {tuple(tensor.shape)}; {CONFIG_FILE} asks for "
                 f"{expected[name].dtype} of shape {tuple(expected[name].shape)}"
+            )
+        if tensor.is_floating_point() and tensor.dtype not in FLOAT_DTYPES:
+            raise DataError(
+                f"{file} holds {name!r} as {tensor.dtype}; weights must be float16, bfloat16, float32 or float64"
             )
 
 
