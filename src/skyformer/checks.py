@@ -66,12 +66,12 @@ def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
         raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
 
 
-def check_at_least(name: str, number: int, least: int) -> None:
-    """`number` is an integer no smaller than `least`, and no larger than `LARGEST_INTEGER`."""
+def check_at_least(name: str, number: int, least: int, most: int = LARGEST_INTEGER) -> None:
+    """`number` is an integer from `least` to `most`."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise InputError(f"{name} must be an integer of at least {least}; got {number!r}")
-    if number > LARGEST_INTEGER:
-        raise InputError(f"{name} must be an integer of at most {LARGEST_INTEGER}; got {number!r}")
+    if number > most:
+        raise InputError(f"{name} must be an integer of at most {most}; got {number!r}")
 
 
 def check_positive(name: str, number: float) -> None:

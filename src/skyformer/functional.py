@@ -72,7 +72,7 @@ def kernelized_attention(
     check_query_key_value(query, key, value)
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
     check_probability("dropout_p", dropout_p)
-    check_at_least("memory_budget", memory_budget, 0)
+    check_at_least("memory_budget", memory_budget, 0, most=2**62)
     if check_finite:
         check_finite_inputs(query=query, key=key, value=value)
     scale = _default_scale(query, scale)

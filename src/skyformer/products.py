@@ -73,7 +73,7 @@ def kernel_product(
     check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
     check_probability("dropout_p", dropout_p)
     check_positive("scale", scale)
-    check_at_least("memory_budget", memory_budget, 0)
+    check_at_least("memory_budget", memory_budget, 0, most=2**62)
     chosen = get_kernel(kernel)
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0)

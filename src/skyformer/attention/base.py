@@ -50,7 +50,7 @@ class Attention(nn.Module, abc.ABC):
         super().__init__()
         check_at_least("num_heads", num_heads, 1)
         check_at_least("head_dim", head_dim, 1)
-        check_at_least("seed", seed, 0)
+        check_at_least("seed", seed, 0, most=2**62)
         if max_length is not None:
             check_at_least("max_length", max_length, 1)
         self.num_heads, self.head_dim, self.max_length, self.seed = num_heads, head_dim, max_length, seed

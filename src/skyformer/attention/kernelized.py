@@ -34,7 +34,7 @@ class KernelizedAttention(Attention):
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
         check_scale(scale)
-        check_at_least("memory_budget", memory_budget, 0)
+        check_at_least("memory_budget", memory_budget, 0, most=2**62)
         check_probability("dropout", dropout)
         self.scale, self.kernel, self.dropout = scale, get_kernel(kernel), dropout
         self.memory_budget, self.check_finite = memory_budget, check_finite

@@ -48,7 +48,7 @@ class SkyformerAttention(Attention):
     ) -> None:
         super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
         check_scale(scale)
-        check_at_least("memory_budget", memory_budget, 0)
+        check_at_least("memory_budget", memory_budget, 0, most=2**62)
         check_at_least("num_landmarks", num_landmarks, 1)
         check_positive("gamma", gamma)
         self.num_landmarks, self.landmarks, self.gamma = num_landmarks, get_sampler(landmarks), gamma
