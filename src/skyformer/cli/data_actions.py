@@ -122,7 +122,7 @@ def list_tasks(data_dir: Path | None) -> None:
         typer.echo(f"  {folder.name:<28}{_describe(folder)}")
     for name, spec in TASKS.items():
         if name not in present:
-            command = prepare_command(Variant.of(name))
+            command = prepare_command(Variant.of(name), data_dir)
             typer.echo(f"  {name:<28}not prepared ({spec.summary}) -> {command}")
     for archive in sorted(path for path in downloads_dir(root).glob("*gz") if path.is_file()):
         size = megabytes(archive.stat().st_size)

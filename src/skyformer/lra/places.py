@@ -43,11 +43,11 @@ def find(variant: Variant, data_dir: Path | str | None = None) -> tuple[Path, Ma
     if manifest is None:
         raise DataError(
             f"{variant.name} is not prepared in {folder.parent}{_alternatives(folder, variant)}; "
-            f"run: {prepare_command(variant)}"
+            f"run: {prepare_command(variant, data_dir)}"
         )
     problems = damage(folder, manifest, thorough=False)
     if problems:
-        raise DataError(f"{problems[0]}; run: {prepare_command(variant)} --force")
+        raise DataError(f"{problems[0]}; run: {prepare_command(variant, data_dir)} --force")
     return folder, manifest
 
 
@@ -57,9 +57,11 @@ def _alternatives(folder: Path, variant: Variant) -> str:
     return f", though {', '.join(others)} is" if others else ""
 
 
-def prepare_command(variant: Variant) -> str:
-    """What a user types to make a variant ready."""
+def prepare_command(variant: Variant, data_dir: Path | str | None = None) -> str:
+    """What a user types to make a variant ready, in the folder that was asked for."""
     parts = ["skyformer data prepare", variant.task]
+    if data_dir is not None:
+        parts.append(f"--data-dir {data_dir}")
     if variant.seed:
         parts.append(f"--seed {variant.seed}")
     if variant.limit is not None:
