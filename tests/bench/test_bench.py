@@ -65,6 +65,7 @@ def test_rows_carry_ratios_and_are_kept_after_every_length(tmp_path: Path) -> No
 
 def test_interleaved_times_are_of_the_whole_step() -> None:
     timing = time_interleaved({"sdpa": SDPA.job(SMALL)}, repeats=3)["sdpa"]
+    assert timing.forward is not None
     assert 0 < timing.forward < timing.step <= timing.median
 
 

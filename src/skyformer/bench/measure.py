@@ -29,9 +29,9 @@ ROWS_FOR_ERROR = 512
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of the best of `repeats` runs; `median` is over whole steps."""
+    """Seconds of the best of `repeats` runs, the forward pass alone if it was timed; `median` is over whole steps."""
 
-    forward: float
+    forward: float | None
     step: float
     median: float
     repeats: int

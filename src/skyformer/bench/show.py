@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from rich.table import Table
@@ -49,7 +48,7 @@ def as_rivalry(result: BenchResult) -> Table | None:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.name,
-        _number(row.forward_seconds * 1e3),
+        "" if row.forward_seconds is None else _number(row.forward_seconds * 1e3),
         _number(row.step_seconds * 1e3),
         f"{row.speedup:.2f}x" if row.speedup else "",
         _number(row.added_bytes / 1e6),
@@ -59,8 +58,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _number(x: float) -> str:
-    if math.isnan(x):
-        return ""
     return f"{x:,.0f}" if x >= 100 else f"{x:.1f}"
 
 

@@ -33,7 +33,7 @@ class Row:
     name: str
     layer: bool
     length: int
-    forward_seconds: float
+    forward_seconds: float | None
     step_seconds: float
     median_seconds: float
     how_timed: str
@@ -105,7 +105,7 @@ def _measure_length(
 
 
 def _from_fresh(fresh: Fresh) -> Timing:
-    return Timing(float("nan"), fresh.seconds, fresh.seconds, 1, "once, in its fresh process")
+    return Timing(None, fresh.seconds, fresh.seconds, 1, "once, in its fresh process")
 
 
 def _row(contender: Contender, setting: Setting, timing: Timing, fresh: Fresh) -> Row:
