@@ -47,7 +47,7 @@ except skyformer.errors.MissingExtraError as missing:
     print(missing)
 """
     assert run(HIDE.format(packages=["pydantic"]) + attempt) == (
-        "'pydantic' is not installed: pip install 'skyformer[model]'"
+        "'pydantic' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
     )
 
 
@@ -61,5 +61,5 @@ except skyformer.errors.MissingExtraError as missing:
     print(missing)
 """
     assert run(HIDE.format(packages=["safetensors"]) + attempt) == (
-        "'safetensors' is not installed: pip install 'skyformer[model]'"
+        "'safetensors' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
     )
