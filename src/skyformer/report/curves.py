@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,12 +95,13 @@ def _draw(summary: Summary, panels: dict[str, list[Curve]], measure: Measure, fo
 
     with matplotlib.rc_context({"svg.hashsalt": _SALT}):
         figure, axes = pyplot.subplots(
-            1, len(panels), figsize=(1.5 + 4 * len(panels), 4.2), squeeze=False, layout="constrained"
+            1, len(panels), figsize=(2.5 + 4 * len(panels), 4.4), squeeze=False, layout="constrained"
         )
         for axis, (task, curves) in zip(axes[0], panels.items(), strict=True):
             _draw_panel(axis, TASK_TITLES[task], curves, measure)
         _draw_legend(figure, axes[0])
-        figure.suptitle(_wrapped(_title(summary), 55 * len(panels)), fontsize=9)
+        figure.suptitle(_wrapped(describe(summary), 60 * len(panels)), fontsize=9)
+        figure.supxlabel(_wrapped(_remarks(summary), 90 * len(panels)), fontsize=7)
         files = [folder / f"{measure.name}-{_file_stem(summary)}.{ending}" for ending in _FORMATS]
         for file in files:
             figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
@@ -125,7 +127,7 @@ def _draw_panel(axis: Any, title: str, curves: Sequence[Curve], measure: Measure
 def _draw_legend(figure: Any, axes: Sequence[Any]) -> None:
     """One for all panels: an attention has the same colour in each."""
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(handles.values(), handles.keys(), loc="outside center right", frameon=False, fontsize=8)
 
 
 def _colour(attention: str) -> str:
@@ -133,17 +135,14 @@ def _colour(attention: str) -> str:
     return f"C{order.index(attention)}" if attention in order else "black"
 
 
-def _title(summary: Summary) -> str:
-    counts = sorted({len(cell.rows) for cell in summary.cells})
-    notes = "".join(f"; {task} is {note}" for task, note in summary.notes)
-    seeds = f"; mean of up to {counts[-1]} seeds, band from lowest to highest" if counts and counts[-1] > 1 else ""
-    return f"{describe(summary)}{notes}{seeds}"
+def _remarks(summary: Summary) -> str:
+    most = max((len(cell.rows) for cell in summary.cells), default=1)
+    seeds = [f"mean of up to {most} seeds, band from the lowest to the highest"] if most > 1 else []
+    return "\n".join(seeds + [f"{task} is {note}" for task, note in summary.notes])
 
 
 def _wrapped(text: str, width: int) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, width))
 
 
 def _file_stem(summary: Summary) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -31,10 +32,13 @@ def duration(seconds: float | None) -> str:
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
     """Every run in a line; below them, what is wrong with some and what their presets mean."""
-    table = Table(caption=Text("\n".join(run_remarks(rows))), caption_justify="left")
-    table.add_column("run", overflow="fold")
-    for title in ("state", "step", "dev %", "test %", "time", "preset"):
-        table.add_column(title, justify="left" if title in ("state", "preset") else "right", no_wrap=True)
+    remarks = Text("\n".join(run_remarks(rows)))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, caption=remarks, caption_justify="left")
+    table.add_column("run", overflow="fold", min_width=16)
+    table.add_column("state", no_wrap=True)
+    for title in ("step", "dev %", "test %", "time"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("preset", min_width=9)
     for row in rows:
         table.add_row(*map(Text, _run_cells(row)))
     return table
@@ -162,7 +166,7 @@ def summary_table(layout: PaperLayout) -> Table:
     """The layout for a terminal: ours, and the paper's in brackets, which goes below ours where it is narrow."""
     remarks = ["ours (the paper's)", *layout.remarks()]
     table = Table(title=Text(layout.title), caption=Text("\n".join(remarks)), caption_justify="left")
-    table.add_column("attention", overflow="fold")
+    table.add_column("attention", overflow="fold", min_width=14)
     for title in layout.titles:
         table.add_column(title, justify="right")
     for block in layout.blocks:

@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,20 @@ def _known_at_the_end(result: RunResult | None) -> dict[str, Any]:
 def changes_to_preset(config: RunConfig) -> list[str]:
     """The settings that decide the result and differ from the preset's, as they are written after `--set`."""
     plain = config.replace(seed=0)
-    try:
-        preset = load_preset(config.task.name, config.preset, attention=config.model.attention, seed=0)
-    except SkyformerError:
+    theirs = _settings_of_preset(config.task.name, config.preset, config.model.attention)
+    if theirs is None:
         # A preset of another version: its name says nothing here, so the settings speak for themselves.
         return [f"settings {plain.digest()}"]
-    theirs = dict(_flat(preset.deciding_settings()))
     ours = dict(_flat(plain.deciding_settings()))
     return [f"{name}={ours.get(name, 'default')}" for name in ours | theirs if ours.get(name) != theirs.get(name)]
+
+
+@cache
+def _settings_of_preset(task: str, preset: str, attention: str) -> Mapping[str, str] | None:
+    try:
+        return dict(_flat(load_preset(task, preset, attention=attention, seed=0).deciding_settings()))
+    except SkyformerError:
+        return None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

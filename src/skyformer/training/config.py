@@ -157,8 +157,12 @@ class RunConfig(Settings):
 
     def digest(self) -> str:
         """Eight hexadecimal digits over everything that decides the result."""
-        settings = self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+        settings = json.dumps(self.deciding_settings(), sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:8]
+
+    def deciding_settings(self) -> dict[str, Any]:
+        """The settings that decide the result, seed included, as plain data."""
+        return self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
 
     def run_name(self) -> str:
         """The name of the run's folder."""
