@@ -19,12 +19,12 @@ app = typer.Typer(help="Make the five Long Range Arena tasks ready, and look at 
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Where data is kept [default: SKYFORMER_DATA, or the platform's data folder]."),
+    typer.Option("--data-dir", help="Where data is kept (default: SKYFORMER_DATA, or the platform's data folder)."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Another seed makes another version.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples a split.")]
 LevelName = Annotated[
-    str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard [default: hard].")
+    str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
 ]
 
 
@@ -60,7 +60,7 @@ def prepare(
     level: LevelName = None,
     data_dir: DataDir = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that draw Pathfinder [default: all cores].")
+        int | None, typer.Option("--workers", help="Processes that draw Pathfinder (default: all cores).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it again, even if it is there.")] = False,
 ) -> None:
@@ -81,7 +81,7 @@ def list_(data_dir: DataDir = None) -> None:
 @app.command("verify")
 def verify(
     tasks: Annotated[
-        list[str] | None, typer.Argument(help="Folders to recheck, as `data list` names them [default: all].")
+        list[str] | None, typer.Argument(help="Folders to recheck, as `data list` names them (default: all).")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:

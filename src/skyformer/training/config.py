@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
@@ -126,7 +127,7 @@ class RunConfig(Settings):
     """One run: a preset, a seed, and the settings in full."""
 
     preset: str = Field(pattern=r"^[a-z0-9_]{1,32}$", description="the preset that the settings come from")
-    note: str = Field(default="", max_length=500, description="how the preset departs from the paper; in every result")
+    note: str = Field(default="", max_length=5000, description="how the run departs from the paper; in every result")
     seed: Seed = 0
     task: TaskConfig
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -164,9 +165,23 @@ class RunConfig(Settings):
         """The settings that decide the result, seed included, as plain data."""
         return self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
 
+    def departures(self, other: RunConfig) -> list[str]:
+        """The settings that decide the result and are not what they are in `other`, as `name=value`."""
+        own, others = (flatten(config.model_dump(mode="json", exclude=_DECIDES_NOTHING)) for config in (self, other))
+        names = [name for name in own | others if own.get(name) != others.get(name)]
+        return [f"{name}={own.get(name)}" for name in names]
+
     def run_name(self) -> str:
         """The name of the run's folder."""
         return f"{self.task.name}-{self.model.attention}-{self.preset}-seed{self.seed}-{self.digest()}"
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def to_yaml(config: RunConfig) -> str:

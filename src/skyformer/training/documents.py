@@ -50,8 +50,9 @@ def parse_yaml(text: str, what: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as invalid:
-        reason = " ".join(str(invalid).split())
-        raise InputError(f"{what} is not valid YAML: {reason}") from None
+        place = getattr(invalid, "problem_mark", None)
+        where = f" in line {place.line + 1}" if place else ""
+        raise InputError(f"{what} is not valid YAML{where}: {getattr(invalid, 'problem', invalid)}") from None
 
 
 def dump_yaml(data: Any) -> str:
