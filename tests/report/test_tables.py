@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from skyformer.report.formats import as_json, as_latex, means_csv, runs_csv
-from skyformer.report.tables import PaperLayout, duration, percent, runs_table, summary_table
+from skyformer.report.tables import PaperLayout, duration, percent, run_remarks, runs_table, summary_table
 from skyformer.training.collect import Summary, collect_runs, summarise
 from tests.training.fake_runs import a_config, finish, start
 
@@ -21,6 +21,16 @@ def printed(table: Table, width: int = 200) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(table)
     return console.export_text()
+
+
+def listed(runs_dir: Path) -> str:
+    rows = collect_runs(runs_dir)
+    return "\n".join([printed(runs_table(rows)), *run_remarks(rows)])
+
+
+def summed_up(runs_dir: Path) -> str:
+    layout = PaperLayout(only_summary(runs_dir))
+    return "\n".join([printed(summary_table(layout)), *layout.remarks()])
 
 
 def line_with(text: str, word: str) -> str:
@@ -46,9 +56,9 @@ def only_summary(runs_dir: Path) -> Summary:
 
 
 def test_list_has_a_line_a_run(runs_dir: Path) -> None:
-    text = printed(runs_table(collect_runs(runs_dir)))
+    text = listed(runs_dir)
     finished = line_with(text, f"{a_config('listops', seed=1).run_name()} ")
-    for part in ("finished", "5,000/5,000", "43.00", "42.00", "100 s", "cpu (reduced)"):
+    for part in ("finished", "5,000/5,000", "43.00", "42.00", "1 min 40 s", "cpu (reduced)"):
         assert part in finished
     unfinished = line_with(text, f"{a_config('text', 'softmax', seed=2).run_name()} ")
     for part in ("interrupted", "750/2,500", "25.00", "–"):
@@ -60,7 +70,7 @@ def test_list_marks_changes_and_gives_reasons(tmp_path: Path) -> None:
     changed = finish(a_config(overrides=["optim.lr=1e-3"]), tmp_path)
     failed = start(a_config(seed=1, preset="paper"), tmp_path, state="failed")
     failed.write_state(failed.stored_state().replace(reason="loss is nan at step 251"))
-    text = printed(runs_table(collect_runs(tmp_path)))
+    text = listed(tmp_path)
     assert "cpu (reduced, changed)" in text
     assert f"{changed.name} has optim.lr=0.001" in text
     assert f"{failed.name} failed: loss is nan at step 251" in text
@@ -69,12 +79,13 @@ def test_list_marks_changes_and_gives_reasons(tmp_path: Path) -> None:
 def test_a_damaged_run_is_listed(tmp_path: Path) -> None:
     run = finish(a_config(), tmp_path)
     (run.folder / "config.yaml").write_text("[bold]")
-    text = printed(runs_table(collect_runs(tmp_path)))
-    assert "damaged" in line_with(text, f"{run.name} │")
+    text = listed(tmp_path)
+    assert line_with(text, f" {run.name} ").split()[:2] == [run.name, "damaged"]
+    assert f"{run.name} damaged: {run.folder / 'config.yaml'}" in text
 
 
 def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
-    text = printed(summary_table(PaperLayout(only_summary(runs_dir))))
+    text = summed_up(runs_dir)
     header = line_with(text, "attention")
     assert header.index("Text") < header.index("ListOps") < header.index("AVG")
     assert "Pathfinder" not in header
@@ -92,7 +103,7 @@ def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
 
 
 def test_summary_says_what_it_is_not(runs_dir: Path) -> None:
-    text = printed(summary_table(PaperLayout(only_summary(runs_dir))))
+    text = summed_up(runs_dir)
     assert "preset cpu (reduced); NOT THE PAPER'S SETTING" in text
     assert "listops is reduced: 5,000 steps of 32 instead of 50,000" in text
     assert f"not counted: {a_config('text', 'softmax', seed=2).run_name()} (interrupted)" in text
@@ -101,7 +112,7 @@ def test_summary_says_what_it_is_not(runs_dir: Path) -> None:
 def test_the_papers_setting_has_no_warning(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
         finish(a_config("image", seed=seed, preset="paper"), tmp_path)
-    text = printed(summary_table(PaperLayout(only_summary(tmp_path))))
+    text = summed_up(tmp_path)
     assert "preset paper" in text
     assert "NOT THE PAPER" not in text
     assert "over 3 seeds" in text
@@ -118,7 +129,7 @@ def test_a_changed_setting_is_named(tmp_path: Path) -> None:
 def test_changed_options_are_a_line_of_their_own(tmp_path: Path) -> None:
     for overrides in ([], ["model.features=32"]):
         finish(a_config("image", overrides=overrides), tmp_path)
-    text = printed(summary_table(PaperLayout(only_summary(tmp_path))))
+    text = summed_up(tmp_path)
     assert "40.00 (40.77)" in line_with(text, "Skyformer (num_landmarks=32)")
     assert "40.00 (40.77)" in line_with(text, "Skyformer  ")
 
@@ -131,7 +142,7 @@ def test_rows_and_columns_can_be_chosen(runs_dir: Path) -> None:
 
 def test_nothing_finished_is_no_error(tmp_path: Path) -> None:
     start(a_config(), tmp_path)
-    text = printed(summary_table(PaperLayout(only_summary(tmp_path))))
+    text = summed_up(tmp_path)
     assert "no run is finished" in text
     assert "– (38.69)" in line_with(text, "Skyformer")
 
@@ -193,5 +204,5 @@ def test_json_has_runs_and_means(runs_dir: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [duration(x) for x in (None, 3.2, 119, 600, 9000)] == ["–", "3 s", "119 s", "10.0 min", "2.5 h"]
+    assert [duration(x) for x in (None, 3.2, 119, 9000)] == ["–", "3.2 s", "1 min 59 s", "2 h 30 min"]
     assert [percent(x) for x in (None, 0.6195)] == ["–", "61.95"]

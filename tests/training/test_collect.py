@@ -52,7 +52,7 @@ def test_seeds_are_in_order_of_number(tmp_path: Path) -> None:
     assert [row.seed for row in collect_runs(tmp_path)] == [0, 2, 10]
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "state.json", "result.json"])
+@pytest.mark.parametrize("file", ["config.yaml", "result.json"])
 @pytest.mark.parametrize("content", ["", "{", '{"format": 99}', "\0\0"])
 def test_damage_is_shown_and_stops_nothing(tmp_path: Path, file: str, content: str) -> None:
     run, whole = finish(a_config("text", seed=1), tmp_path), finish(a_config("text", seed=2), tmp_path)
@@ -65,6 +65,14 @@ def test_damage_is_shown_and_stops_nothing(tmp_path: Path, file: str, content: s
     (summary,) = summarise(rows.values())
     assert [row.name for row in summary.left_out] == [run.name]
     assert summary.cells[0].seeds == [2]
+
+
+def test_an_unfinished_run_without_a_readable_state_is_damaged(tmp_path: Path) -> None:
+    run = start(a_config(), tmp_path)
+    (run.folder / "state.json").write_text("{")
+    (row,) = collect_runs(tmp_path)
+    assert (row.state, row.step, row.steps) == ("damaged", None, 5000)
+    assert "state.json is damaged" in str(row.reason)
 
 
 def test_a_result_of_another_config_is_not_believed(tmp_path: Path) -> None:

@@ -25,15 +25,16 @@ def duration(seconds: float | None) -> str:
     """A time for people to read."""
     if seconds is None:
         return NOTHING
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{seconds:.1f} s"
 
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
-    """Every run in a line; below them, what is wrong with some and what their presets mean."""
-    remarks = Text("\n".join(run_remarks(rows)))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, caption=remarks, caption_justify="left")
+    """Every run in a line; `run_remarks` belong below it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("run", overflow="fold", min_width=16)
     table.add_column("state", no_wrap=True)
     for title in ("step", "dev %", "test %", "time"):
@@ -53,7 +54,7 @@ def _run_cells(row: RunRow) -> tuple[str, ...]:
 def _preset_mark(row: RunRow) -> str:
     if row.preset is None:
         return NOTHING
-    marks = ["reduced"] * bool(row.note) + ["changed"] * bool(row.changes or row.options)
+    marks = ["reduced"] * bool(row.preset_note) + ["changed"] * bool(row.changes or row.options)
     return f"{row.preset} ({', '.join(marks)})" if marks else row.preset
 
 
@@ -61,7 +62,7 @@ def run_remarks(rows: Sequence[RunRow]) -> list[str]:
     """Why runs failed, what was changed in them, and how their presets depart from the paper."""
     wrong = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
     changed = [f"{row.name} has {', '.join(row.changes + row.options)}" for row in rows if row.changes or row.options]
-    notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.note}" for row in rows if row.note)
+    notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
     return [*wrong, *changed, *notes]
 
 
@@ -163,9 +164,8 @@ def describe(summary: Summary) -> str:
 
 
 def summary_table(layout: PaperLayout) -> Table:
-    """The layout for a terminal: ours, and the paper's in brackets, which goes below ours where it is narrow."""
-    remarks = ["ours (the paper's)", *layout.remarks()]
-    table = Table(title=Text(layout.title), caption=Text("\n".join(remarks)), caption_justify="left")
+    """Ours, and the paper's in brackets, below ours where the terminal is narrow; the layout's remarks belong below."""
+    table = Table(title=Text(layout.title))
     table.add_column("attention", overflow="fold", min_width=14)
     for title in layout.titles:
         table.add_column(title, justify="right")

@@ -11,14 +11,14 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from skyformer.errors import SkyformerError
-from skyformer.training.config import RunConfig
+from skyformer.training.config import RunConfig, flatten
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
 from skyformer.training.runs import MetricRow, Run, RunResult, UnreadableRun, scan_runs
 
@@ -28,7 +28,10 @@ _OPTIONS = "model.attention_options."
 
 @dataclass(frozen=True)
 class RunRow:
-    """What is known of one run; of a damaged one that may be its name alone."""
+    """What is known of one run; of a damaged one that may be its name alone.
+
+    `preset_note` says how the preset departs from the paper, `note` also how the run departs from its preset.
+    """
 
     name: str
     folder: str
@@ -38,6 +41,7 @@ class RunRow:
     attention: str | None = None
     preset: str | None = None
     note: str = ""
+    preset_note: str = ""
     changes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     seed: int | None = None
@@ -56,11 +60,6 @@ class RunRow:
     parameters: int | None = None
     started: str | None = None
     finished: str | None = None
-
-    @property
-    def setting(self) -> tuple[str | None, tuple[str, ...]]:
-        """What runs must share to stand in one table."""
-        return self.preset, self.changes
 
 
 def collect_runs(
@@ -97,11 +96,13 @@ def _readable_row(run: Run) -> RunRow:
     config, state = run.config, run.state
     result = run.result if state.state == "finished" else None
     changes = changes_to_preset(config)
+    preset = _preset(config.task.name, config.preset, config.model.attention) or config
     known: dict[str, Any] = {
         "task": config.task.name,
         "attention": config.model.attention,
         "preset": config.preset,
         "note": config.note,
+        "preset_note": preset.note,
         "changes": tuple(change for change in changes if not change.startswith(_OPTIONS)),
         "options": tuple(change.removeprefix(_OPTIONS) for change in changes if change.startswith(_OPTIONS)),
         "seed": config.seed,
@@ -141,30 +142,26 @@ def _known_at_the_end(result: RunResult | None) -> dict[str, Any]:
 
 
 def changes_to_preset(config: RunConfig) -> list[str]:
-    """The settings that decide the result and differ from the preset's, as they are written after `--set`."""
+    """The settings that decide the result and differ from the preset's, as they are written after `--set`.
+
+    Two configs of a task, an attention and a preset have the same changes only if they have the same settings.
+    """
     plain = config.replace(seed=0)
-    theirs = _settings_of_preset(config.task.name, config.preset, config.model.attention)
-    if theirs is None:
+    preset = _preset(config.task.name, config.preset, config.model.attention)
+    if preset is None:
         # A preset of another version: its name says nothing here, so the settings speak for themselves.
         return [f"settings {plain.digest()}"]
-    ours = dict(_flat(plain.deciding_settings()))
-    return [f"{name}={ours.get(name, 'default')}" for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    ours, theirs = (flatten(each.deciding_settings()) for each in (plain, preset))
+    names = [name for name in ours | theirs if name not in ours or name not in theirs or ours[name] != theirs[name]]
+    return [f"{name}={json.dumps(ours[name]) if name in ours else 'default'}" for name in names]
 
 
 @cache
-def _settings_of_preset(task: str, preset: str, attention: str) -> Mapping[str, str] | None:
+def _preset(task: str, preset: str, attention: str) -> RunConfig | None:
     try:
-        return dict(_flat(load_preset(task, preset, attention=attention, seed=0).deciding_settings()))
+        return load_preset(task, preset, attention=attention, seed=0)
     except SkyformerError:
         return None
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        elif value != {}:
-            yield prefix + name, json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -236,7 +233,7 @@ def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summa
         seeds = cells.setdefault((row.task, row.attention, row.options), {})
         if seeds.setdefault(row.seed, row) is not row:
             left_out.append(row)
-    notes = sorted({(row.task, row.note) for row in rows if row.task is not None and row.note})
+    notes = sorted({(row.task, row.preset_note) for row in rows if row.task is not None and row.preset_note})
     gathered = tuple(
         Cell(*key, tuple(seeds[seed] for seed in sorted(seeds))) for key, seeds in sorted(cells.items())
     )

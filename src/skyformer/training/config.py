@@ -167,7 +167,7 @@ class RunConfig(Settings):
 
     def departures(self, other: RunConfig) -> list[str]:
         """The settings that decide the result and are not what they are in `other`, as `name=value`."""
-        own, others = (flatten(config.model_dump(mode="json", exclude=_DECIDES_NOTHING)) for config in (self, other))
+        own, others = (flatten(config.deciding_settings()) for config in (self, other))
         names = [name for name in own | others if own.get(name) != others.get(name)]
         return [f"{name}={own.get(name)}" for name in names]
 
