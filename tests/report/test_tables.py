@@ -61,7 +61,7 @@ def test_list_has_a_line_a_run(runs_dir: Path) -> None:
     for part in ("finished", "5,000/5,000", "43.00", "42.00", "1 min 40 s", "cpu (reduced)"):
         assert part in finished
     unfinished = line_with(text, f"{a_config('text', 'softmax', seed=2).run_name()} ")
-    for part in ("interrupted", "750/2,500", "25.00", "–"):
+    for part in ("interrupted", "750/2,500", "25.00", "-"):
         assert part in unfinished
     assert "preset cpu of text is reduced: reviews cut to 1,000 bytes" in text
 
@@ -95,9 +95,9 @@ def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
     assert "51.45 (51.70)" in skyformer
     softmax = line_with(text, "Self-Attention")
     assert "62.00±0.00 [2] (61.95)" in softmax
-    assert "– (38.37)" in softmax
-    assert "– (50.16)" in softmax
-    assert "– (63.86)" in line_with(text, "BigBird")
+    assert "- (38.37)" in softmax
+    assert "- (50.16)" in softmax
+    assert "- (63.86)" in line_with(text, "BigBird")
     names = ("Self-Attention", "Kernelized", "Nystromformer", "BigBird", "Skyformer")
     assert sorted(names, key=text.index) == list(names)
 
@@ -144,7 +144,7 @@ def test_nothing_finished_is_no_error(tmp_path: Path) -> None:
     start(a_config(), tmp_path)
     text = summed_up(tmp_path)
     assert "no run is finished" in text
-    assert "– (38.69)" in line_with(text, "Skyformer")
+    assert "- (38.69)" in line_with(text, "Skyformer")
 
 
 def test_it_fits_a_narrow_terminal(runs_dir: Path) -> None:
@@ -204,5 +204,5 @@ def test_json_has_runs_and_means(runs_dir: Path) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [duration(x) for x in (None, 3.2, 119, 9000)] == ["–", "3.2 s", "1 min 59 s", "2 h 30 min"]
-    assert [percent(x) for x in (None, 0.6195)] == ["–", "61.95"]
+    assert [duration(x) for x in (None, 3.2, 119, 9000)] == ["-", "3.2 s", "1 min 59 s", "2 h 30 min"]
+    assert [percent(x) for x in (None, 0.6195)] == ["-", "61.95"]

@@ -39,7 +39,11 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path, state: str) -> Non
 
 
 def test_filters(tmp_path: Path) -> None:
-    for task, attention, preset in (("listops", "softmax", "cpu"), ("text", "softmax", "paper"), ("text", "reformer", "cpu")):
+    for task, attention, preset in (
+        ("listops", "softmax", "cpu"),
+        ("text", "softmax", "paper"),
+        ("text", "reformer", "cpu"),
+    ):
         finish(a_config(task, attention, preset=preset), tmp_path)
     assert [row.attention for row in collect_runs(tmp_path, tasks=["text"])] == ["reformer", "softmax"]
     assert [row.task for row in collect_runs(tmp_path, attentions=["softmax"])] == ["listops", "text"]
@@ -173,7 +177,11 @@ def test_a_preset_unknown_here_is_a_setting_of_its_own() -> None:
 def test_curves_are_evaluations_in_order(tmp_path: Path) -> None:
     run = finish(a_config(), tmp_path, accuracy=0.5, seconds=30)
     (row,) = collect_runs(tmp_path)
-    assert [(p.step, p.seconds, p.accuracy) for p in validation_curve(row)] == [(100, 10, 0.3), (200, 20, 0.35), (300, 30, 0.5)]
+    assert [(p.step, p.seconds, p.accuracy) for p in validation_curve(row)] == [
+        (100, 10, 0.3),
+        (200, 20, 0.35),
+        (300, 30, 0.5),
+    ]
     write_curve(run, [(0.1, float("nan"), 1.0), (0.2, 2.0, 2.0)])
     assert [point.step for point in validation_curve(row)] == [200]
 

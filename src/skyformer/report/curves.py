@@ -1,4 +1,4 @@
-"""Validation accuracy and loss against wall time, as the paper's Figures 2 and 4: a panel a task, a line an attention."""
+"""Validation accuracy and loss against wall time, as the paper's Figures 2 and 4: panels are tasks, lines attentions."""
 
 from __future__ import annotations
 

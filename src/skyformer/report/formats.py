@@ -125,5 +125,5 @@ def _escaped(text: str) -> str:
     special = {character: f"\\{character}" for character in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     # A bracket after \\ would be taken for its argument, so those of ours stand in braces.
-    special |= {"±": r"$\pm$", "–": "--", "<": "$<$", ">": "$>$", "[": "{[}", "]": "{]}", '"': "''"}
+    special |= {"±": r"$\pm$", "<": "$<$", ">": "$>$", "[": "{[}", "]": "{]}", '"': "''"}
     return "".join(special.get(character, character) for character in text)

@@ -12,7 +12,7 @@ from rich.text import Text
 from skyformer.report.paper import ACCURACY, ACCURACY_BLOCKS, TASK_TITLES, PaperAccuracy
 from skyformer.training.collect import Cell, RunRow, Summary
 
-NOTHING = "–"
+NOTHING = "-"
 AVERAGE = "AVG"
 
 

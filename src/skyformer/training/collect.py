@@ -73,7 +73,9 @@ def collect_runs(
     wanted = (("task", tasks), ("attention", attentions), ("preset", presets))
     rows = [_row(run) for run in scan_runs(runs_dir)]
     kept = [row for row in rows if all(not names or getattr(row, field) in names for field, names in wanted)]
-    return sorted(kept, key=lambda row: (row.task or "", row.attention or "", row.preset or "", row.seed or 0, row.name))
+    return sorted(
+        kept, key=lambda row: (row.task or "", row.attention or "", row.preset or "", row.seed or 0, row.name)
+    )
 
 
 def _row(run: Run | UnreadableRun) -> RunRow:
@@ -234,9 +236,7 @@ def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summa
         if seeds.setdefault(row.seed, row) is not row:
             left_out.append(row)
     notes = sorted({(row.task, row.preset_note) for row in rows if row.task is not None and row.preset_note})
-    gathered = tuple(
-        Cell(*key, tuple(seeds[seed] for seed in sorted(seeds))) for key, seeds in sorted(cells.items())
-    )
+    gathered = tuple(Cell(*key, tuple(seeds[seed] for seed in sorted(seeds))) for key, seeds in sorted(cells.items()))
     return Summary(preset, changes, tuple(notes), gathered, tuple(left_out))
 
 
