@@ -21,6 +21,8 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
+    from skyformer.cli.runs import add_commands as add_runs
+    from skyformer.cli.sweep import add_commands as add_sweep
     from skyformer.cli.train import add_commands as add_training
 
     app = typer.Typer(
@@ -40,6 +42,8 @@ def build_app() -> typer.Typer:
         """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
 
     add_training(app)
+    add_sweep(app)
+    add_runs(app)
     app.add_typer(bench, name="bench")
     app.add_typer(data, name="data")
     return app

@@ -78,7 +78,7 @@ class Places:
 
 
 @contextmanager
-def _train_extra() -> Iterator[None]:
+def train_extra() -> Iterator[None]:
     """The command line works without the libraries of training; only its own commands need them."""
     try:
         yield
@@ -124,7 +124,7 @@ def train(
 
     A run is a folder; killed at any moment, it goes on with --resume and ends with the same numbers.
     """
-    with _train_extra():
+    with train_extra():
         from skyformer.cli.train_actions import resume_run, show, start_run
     hardware = {
         "devices": devices,
@@ -153,7 +153,7 @@ def evaluate(
     data_dir: DataDir = None,
 ) -> None:
     """Evaluate the best model of a run on every example of a part of its data."""
-    with _train_extra():
+    with train_extra():
         from skyformer.cli.train_actions import evaluate_run
     evaluate_run(run, split, batch_size, as_json, Places(runs_dir, data_dir))
 
@@ -170,6 +170,6 @@ def predict(
     runs_dir: RunsDir = None,
 ) -> None:
     """Say what the best model of a run makes of new input: label, name and probabilities."""
-    with _train_extra():
+    with train_extra():
         from skyformer.cli.train_actions import predict_inputs
     predict_inputs(run, inputs, file, cut, as_json, Places(runs_dir, None))

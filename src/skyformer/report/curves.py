@@ -1,4 +1,4 @@
-"""Validation accuracy and loss against wall time, as the paper's Figures 2 and 4: panels are tasks, lines attentions."""
+"""Validation accuracy and loss against wall time (Figures 2 and 4 of the paper): panels of tasks, lines of attentions."""
 
 from __future__ import annotations
 

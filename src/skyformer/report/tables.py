@@ -94,7 +94,7 @@ class PaperLayout:
     """A summary arranged as Table 1: a line an attention, in the paper's blocks, and a column a task."""
 
     def __init__(self, summary: Summary, tasks: Collection[str] = (), attentions: Collection[str] = ()) -> None:
-        shown = tasks or {row.task for row in summary.rows}
+        shown = set(tasks) or {row.task for row in summary.rows if row.task is not None}
         self.summary = summary
         self.tasks = [task for task in TASK_TITLES if task in shown]
         self.has_average = len(self.tasks) > 1

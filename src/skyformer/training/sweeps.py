@@ -33,6 +33,7 @@ from skyformer.training.signals import StopSignals
 BACKSTAGE = ".sweep"
 """Where a sweep keeps the configs and the output of its runs' processes, inside the folder of runs."""
 
+STOPPED = "told to stop; its last checkpoint is kept"
 ADVICE = "the same command goes on"
 DEFAULT_RETRIES = 2
 PROGRESS_SECONDS = 2.0
@@ -147,7 +148,8 @@ def settled(config: RunConfig, runs_dir: Path) -> Outcome | None:
         return Outcome(config, Ending.WAS_FINISHED, result)
     state = run.state
     if state.state == "running":
-        return Outcome(config, Ending.ELSEWHERE, reason=f"process {state.pid} on {state.host} trains it")
+        reason = f"process {state.pid} on {state.host} trains it; if not: skyformer train --resume {run.folder}"
+        return Outcome(config, Ending.ELSEWHERE, reason=reason)
     return None
 
 
@@ -156,6 +158,13 @@ def step_of(config: RunConfig, runs_dir: Path) -> int:
     with suppress(SkyformerError, OSError):
         return run_of(config, runs_dir).stored_state().step
     return 0
+
+
+def is_running(config: RunConfig, runs_dir: Path) -> bool:
+    """Whether a run's folder says that it is being trained, be it true or not."""
+    with suppress(SkyformerError, OSError):
+        return run_of(config, runs_dir).stored_state().state == "running"
+    return False
 
 
 def stopped(outcomes: Sequence[Outcome], total: int) -> str:
@@ -310,7 +319,7 @@ class _LocalSweep:
         if found is not None and found.result is not None:
             return Outcome(child.config, Ending.FINISHED, found.result)
         if stopping or code in _STOPPED_CODES:
-            return Outcome(child.config, Ending.INTERRUPTED, reason="told to stop; its last checkpoint is kept")
+            return Outcome(child.config, Ending.INTERRUPTED, reason=STOPPED)
         if found is not None and found.ending is Ending.ELSEWHERE:
             return found
         return Outcome(child.config, Ending.FAILED, reason=self._reason(child, code))
