@@ -55,6 +55,10 @@ class InterruptedRunError(SkyformerError):
         self.exit_code = 128 + signal_number
 
 
+class TrainingError(SkyformerError):
+    """A run cannot go on: a loss that is no number, a disk without space. What it saved before stays."""
+
+
 class MissingExtraError(SkyformerError, ImportError):
     """An optional dependency is not installed."""
 
@@ -70,3 +74,7 @@ class SkyformerWarning(UserWarning):
 
 class JitterWarning(SkyformerWarning):
     """A factorisation succeeded only after its diagonal was raised."""
+
+
+class CheckpointWarning(SkyformerWarning):
+    """A checkpoint is damaged, and the one before it is used."""
