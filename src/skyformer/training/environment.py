@@ -100,7 +100,7 @@ def _commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
