@@ -291,14 +291,15 @@ class TestList:
 
 class TestEnvironment:
     def test_says_what_a_result_may_depend_on(self, tmp_path: Path) -> None:
-        environment = create_run(small_config(), tmp_path).environment
+        environment = create_run(small_config("text", "hardware.threads=3"), tmp_path).environment
         assert environment.skyformer == skyformer.__version__
-        assert environment.threads == 1
+        assert environment.threads == 3
         assert environment.cores >= 1
         assert environment.cpu
         assert environment.command
 
     def test_digest_does_not_depend_on_the_command(self) -> None:
         here = describe_environment()
+        assert here.threads == 1
         assert here.model_copy(update={"command": "x", "started": "y", "host": "z"}).digest() == here.digest()
         assert here.model_copy(update={"torch": "0.1"}).digest() != here.digest()
