@@ -26,6 +26,9 @@ Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at 
 LevelName = Annotated[
     str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
 ]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", help="ListOps only: expressions shorter than N tokens [default: 2000].")
+]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Wanted:
     seed: int
     limit: int | None
     level: str | None
+    max_length: int | None
     data_dir: Path | None
 
 
@@ -58,6 +62,7 @@ def prepare(
     limit: Limit = None,
     seed: Seed = 0,
     level: LevelName = None,
+    max_length: MaxLength = None,
     data_dir: DataDir = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Processes that draw Pathfinder (default: all cores).")
@@ -67,7 +72,7 @@ def prepare(
     """Make a task ready: generate it, download it, or read files you have with --from."""
     with _lra_extra():
         from skyformer.cli.data_actions import prepare_tasks
-    prepare_tasks(Wanted(task, seed, limit, level, data_dir), source, workers, force)
+    prepare_tasks(Wanted(task, seed, limit, level, max_length, data_dir), source, workers, force)
 
 
 @app.command("list")
@@ -100,9 +105,10 @@ def show(
     limit: Limit = None,
     seed: Seed = 0,
     level: LevelName = None,
+    max_length: MaxLength = None,
     data_dir: DataDir = None,
 ) -> None:
     """Print examples; an image or path as a picture, in the terminal or to a PNG file."""
     with _lra_extra():
         from skyformer.cli.data_actions import show_examples
-    show_examples(Wanted(task, seed, limit, level, data_dir), number, split, png)
+    show_examples(Wanted(task, seed, limit, level, max_length, data_dir), number, split, png)

@@ -147,7 +147,9 @@ def train(
 def evaluate(
     run: RunName,
     split: Annotated[Split, typer.Option("--split", help="Which part of the data.")] = Split.TEST,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Examples a batch (default: the run's own).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Examples a batch (default: the run's own).")
+    ] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,

@@ -12,13 +12,12 @@ import typer
 
 from skyformer.cli.train import Places, Wanted
 from skyformer.errors import InputError
-from skyformer.lra import load_task
 from skyformer.lra.tasks import TASKS, Split
-from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
+from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.documents import read_document
 from skyformer.training.prediction import Input, Prediction, Predictor
 from skyformer.training.presets import DEFAULT_PRESET, differing, load_preset, parse_overrides
-from skyformer.training.runs import Run, RunResult, check_free, open_run
+from skyformer.training.runs import Run, RunResult, open_run, runs_dir_or_default
 
 
 def show(wanted: Wanted, resume: str | None, places: Places) -> None:
@@ -30,21 +29,21 @@ def show(wanted: Wanted, resume: str | None, places: Places) -> None:
 def start_run(wanted: Wanted, places: Places) -> None:
     """Train a new run and print what came out."""
     config = _config(wanted)
-    check_free(config, places.runs_dir)
-    _check_data(config.task, places.data_dir)
     from skyformer.training import fit
 
     result = fit.train(config, runs_dir=places.runs_dir, data_dir=places.data_dir, progress=places.progress)
-    typer.echo(result_line(result, open_run(result.run, places.runs_dir).folder))
+    if fit.is_main_process():
+        typer.echo(result_line(result, runs_dir_or_default(places.runs_dir) / result.run))
 
 
 def resume_run(wanted: Wanted, name: str, places: Places) -> None:
     """Go on with a run and print what came out."""
     run = _run_to_resume(wanted, name, places)
-    _check_data(run.config.task, places.data_dir)
     from skyformer.training import fit
 
-    typer.echo(result_line(fit.resume(run, data_dir=places.data_dir, progress=places.progress), run.folder))
+    result = fit.resume(run, data_dir=places.data_dir, progress=places.progress)
+    if fit.is_main_process():
+        typer.echo(result_line(result, run.folder))
 
 
 def _config(wanted: Wanted) -> RunConfig:
@@ -92,18 +91,6 @@ def _run_to_resume(wanted: Wanted, name: str, places: Places) -> Run:
     return run
 
 
-def _check_data(task: TaskConfig, data_dir: Path | None) -> None:
-    """Data that is not prepared is an error with the command to prepare it, before anything is made or begun."""
-    load_task(
-        task.name,
-        data_dir,
-        seed=task.data_seed,
-        limit=task.limit,
-        level=task.level,
-        max_length=task.max_length,
-    )
-
-
 def result_line(result: RunResult, folder: Path) -> str:
     """A finished run in one line."""
     note = f" [{result.note}]" if result.note else ""
@@ -127,22 +114,17 @@ def duration(seconds: float) -> str:
 def evaluate_run(name: str, split: Split, batch_size: int | None, as_json: bool, places: Places) -> None:
     """Print loss and accuracy of a run's best model on one part of its data."""
     run = open_run(name, places.runs_dir)
-    _check_data(run.config.task, places.data_dir)
     from skyformer.training import fit
 
     found = fit.evaluate(run, split=split.value, data_dir=places.data_dir, batch_size=batch_size)
     if as_json:
-        _print_json({"run": run.name, "split": split.value, "note": run.config.note, **_numbers(found)})
+        _print_json({"run": run.name, "split": split.value, "note": run.config.note, **asdict(found)})
         return
     note = f" [{run.config.note}]" if run.config.note else ""
     typer.echo(
         f"{run.name}: {split.value} accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, "
         f"{found.examples:,} examples{note}"
     )
-
-
-def _numbers(found: Any) -> dict[str, float]:
-    return {"accuracy": found.accuracy, "loss": found.loss, "examples": found.examples}
 
 
 def predict_inputs(name: str, inputs: list[str], file: bool, cut: bool, as_json: bool, places: Places) -> None:

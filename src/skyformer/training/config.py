@@ -195,6 +195,6 @@ def from_yaml(text: str, what: str = "the config") -> RunConfig:
     if not isinstance(content, dict):
         raise InputError(f"{what} must be a mapping with task, model, optim, loop ...; got {type(content).__name__}")
     try:
-        return RunConfig(**{str(key): value for key, value in content.items()})
+        return RunConfig(**content)
     except InputError as invalid:
         raise InputError(f"{what}: {invalid}") from invalid

@@ -19,12 +19,19 @@ _LARGEST_DOCUMENT = 2**22
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, no aliases (a few of them can describe gigabytes), and 3e-4 is a number."""
+    """Plain data under names, no aliases (a few of them can describe gigabytes), and 3e-4 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for name in mapping:
+            if not isinstance(name, str):
+                raise yaml.YAMLError(f"a name must be a word; got {name!r}")
+        return mapping
 
 
 # YAML 1.1 takes 3e-4 for a word, because there is no dot in it.

@@ -49,8 +49,8 @@ class Environment(BaseModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def describe_environment() -> Environment:
-    """This process, now."""
+def describe_environment(threads: int | None = None) -> Environment:
+    """This process, now; `threads` are those it is going to use, if they are not torch's own."""
     return Environment(
         skyformer=skyformer.__version__,
         commit=_commit(),
@@ -60,7 +60,7 @@ def describe_environment() -> Environment:
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
-        threads=torch.get_num_threads(),
+        threads=threads or torch.get_num_threads(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         host=platform.node(),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -100,7 +100,7 @@ def _commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

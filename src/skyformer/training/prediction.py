@@ -92,11 +92,7 @@ class Predictor:
 def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
     """The best model of a run, which must be the one that its config describes."""
     if not run.model_folder.is_dir():
-        state = run.state
-        raise InputError(
-            f"{run.folder} has no model yet: it is {state.state} at step {state.step} of {state.steps}; "
-            f"finish it with: skyformer train --resume {run.folder}"
-        )
+        raise InputError(f"{run.folder} has no model yet: {_why_not_yet(run)}")
     spec = task_spec(run.config.task.name)
     model = (PairClassifier if spec.paired else SequenceClassifier).from_pretrained(run.model_folder)
     expected = run.config.build_model_config(spec)
@@ -104,6 +100,13 @@ def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
         names = [name for name, value in expected if getattr(model.config, name) != value]
         raise DataError(f"{run.model_folder} is not the model of this run: {', '.join(names)} differ from its config")
     return model
+
+
+def _why_not_yet(run: Run) -> str:
+    state, loop = run.state, run.config.loop
+    advice = "" if state.state == "running" else f"; go on with: skyformer train --resume {run.folder}"
+    first = min(loop.eval_every, loop.steps)
+    return f"it is {state.state} at step {state.step}, and its first evaluation is at step {first}{advice}"
 
 
 def _logits(model: SequenceClassifier | PairClassifier, batch: Batch) -> Tensor:

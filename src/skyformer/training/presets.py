@@ -9,6 +9,7 @@ size of an approximation, and `model.options_of`, options of one attention alone
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -192,6 +193,7 @@ def _tasks_of(preset: str) -> list[str]:
     return [task for task in TASKS if task in _read(preset)["tasks"]]
 
 
+@cache
 def _read(preset: str) -> Tree:
     file = _folder() / f"{preset}.yaml"
     content: Tree = parse_yaml(file.read_text(encoding="utf-8"), f"preset {preset}")

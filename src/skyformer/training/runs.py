@@ -270,7 +270,8 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
     try:
         draft.chmod(0o755)
         write_document(draft / CONFIG_FILE, to_yaml(config))
-        write_document(draft / ENVIRONMENT_FILE, dump_json(describe_environment().model_dump(mode="json")))
+        environment = describe_environment(config.hardware.threads)
+        write_document(draft / ENVIRONMENT_FILE, dump_json(environment.model_dump(mode="json")))
         Run(draft).write_state(RunState.starting(config.loop.steps))
         _move(draft, run)
     finally:

@@ -73,8 +73,10 @@ def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError
     if isinstance(own, InputError):
         return own
     prefix = f"{cls.section}." if cls.section else ""
-    if details[0]["type"] == "extra_forbidden":
-        return unknown_setting(prefix + str(details[0]["loc"][0]), setting_names(cls, prefix))
+    # A misspelt name is also a missing one, which says less.
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            return unknown_setting(prefix + str(detail["loc"][0]), setting_names(cls, prefix))
     by_name: dict[str, list[ErrorDetails]] = {}
     for detail in details:
         by_name.setdefault(prefix + _name(detail), []).append(detail)
