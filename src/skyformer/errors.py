@@ -59,3 +59,7 @@ class SkyformerWarning(UserWarning):
 
 class JitterWarning(SkyformerWarning):
     """A factorisation succeeded only after its diagonal was raised."""
+
+
+class IgnoredSettingWarning(SkyformerWarning):
+    """A model has a setting that the attention chosen for it cannot honour, and goes on without."""
