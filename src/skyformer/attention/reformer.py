@@ -18,8 +18,9 @@ which is what the rounds give when each is weighed by its log-sum-exp.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -267,12 +268,10 @@ class ReformerAttention(Attention):
     """LSH attention with shared queries and keys: `key` is accepted and ignored, and gets no gradient."""
 
     name = "reformer"
-    cannot = MappingProxyType(
-        {
-            Promise.CROSS_ATTENTION: "queries serve as keys, so both must come from one sequence",
-            Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets doesn't",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CROSS_ATTENTION: "queries serve as keys, so both must come from one sequence",
+        Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets doesn't",
+    }
 
     def __init__(
         self,
