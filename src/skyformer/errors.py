@@ -78,3 +78,7 @@ class JitterWarning(SkyformerWarning):
 
 class CheckpointWarning(SkyformerWarning):
     """A checkpoint is damaged, and the one before it is used."""
+
+
+class IgnoredSettingWarning(SkyformerWarning):
+    """A model has a setting that the attention chosen for it cannot honour, and goes on without."""
