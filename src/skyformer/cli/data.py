@@ -27,7 +27,7 @@ LevelName = Annotated[
     str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
 ]
 MaxLength = Annotated[
-    int | None, typer.Option("--max-length", help="ListOps only: expressions shorter than N tokens [default: 2000].")
+    int | None, typer.Option("--max-length", help="ListOps only: expressions shorter than N tokens (default: 2000).")
 ]
 
 

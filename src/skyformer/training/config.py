@@ -43,16 +43,20 @@ class TaskConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         spec = task_spec(self.name)
-        Variant.of(self.name, seed=self.data_seed, limit=self.limit, level=self.level)
-        if self.max_length is None:
-            return self
-        if spec.image_side is not None:
+        if self.max_length is not None and spec.image_side is not None:
             raise InputError(f"task.max_length must be left out: the pictures of {self.name} are not cut")
-        if self.max_length > spec.max_length:
+        if self.max_length is not None and self.max_length > spec.max_length:
             raise InputError(
                 f"task.max_length must be at most {spec.max_length} for {self.name}; got {self.max_length}"
             )
+        self.variant()
         return self
+
+    def variant(self) -> Variant:
+        """The version of the task that must be prepared; its options are checked as it is made."""
+        return Variant.of(
+            self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
+        )
 
     @property
     def longest(self) -> int:
