@@ -28,7 +28,7 @@ from skyformer.lra.tasks import PADDING_ID, round_up
 BATCHES_A_POOL = 50
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning converts a batch field by field
 class Batch:
     """Padded examples; `mask` is True where a token is real, and only pairs have a `second` with its mask."""
 
