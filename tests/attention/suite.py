@@ -335,6 +335,9 @@ class AttentionSuite:
     def layer_options(self) -> dict[str, Any]:
         return {"max_length": self.max_length, **self.options}
 
+    def test_empty_batch_gives_an_empty_batch(self) -> None:
+        assert self.build()(*draw(0, 6, 6, 8, 8)).shape == (0, HEADS, 6, 8)
+
     def test_wrong_heads_are_refused(self) -> None:
         with pytest.raises(ValueError, match=f"{HEADS} heads of 8"):
             self.build()(*draw(1, 4, 4, 5, 5))

@@ -74,6 +74,11 @@ def test_unknown_names_list_the_known_ones() -> None:
         ModelConfig(**REQUIRED, head=3)
 
 
+def test_an_option_of_an_attention_is_sent_to_its_place() -> None:
+    with pytest.raises(InputError, match=r'attention_options=\{"num_landmarks": \.\.\.\}'):
+        ModelConfig(vocab_size=4, max_length=8, num_landmarks=4)
+
+
 def test_every_missing_setting_is_told() -> None:
     with pytest.raises(InputError, match="vocab_size is required; max_length is required"):
         ModelConfig()

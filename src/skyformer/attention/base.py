@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import enum
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -44,7 +43,7 @@ class Attention(nn.Module, abc.ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether the mechanism computes what it defines, or approximates it."""
-    cannot: ClassVar[Mapping[Promise, str]] = MappingProxyType({})
+    cannot: ClassVar[Mapping[Promise, str]] = {}
 
     def __init__(self, num_heads: int, head_dim: int, *, max_length: int | None = None, seed: int = 0) -> None:
         super().__init__()
@@ -86,6 +85,9 @@ class Attention(nn.Module, abc.ABC):
             self.require(Promise.CROSS_ATTENTION)
         if value.shape[-1] != query.shape[-1]:
             self.require(Promise.VALUE_DIM)
+        if query.shape[0] == 0:
+            # Nothing to attend with, and no elements for a view to infer its sizes from.
+            return value.new_zeros(*query.shape[:3], value.shape[-1])
         return self.attend(query, key, value, key_mask, query_mask, is_causal)
 
     @abc.abstractmethod

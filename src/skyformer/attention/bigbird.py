@@ -15,8 +15,9 @@ block and how many blocks the example has, so neither padding nor the rest of th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -247,12 +248,10 @@ class BigBirdAttention(Attention):
     """softmax(Q K^T scale + log M) V with a block-sparse mask M, which `seed` fixes in training as well."""
 
     name = "bigbird"
-    cannot = MappingProxyType(
-        {
-            Promise.CAUSAL: "the first and the last block attend to everything and are seen by all",
-            Promise.CROSS_ATTENTION: "the window pairs the blocks of queries and keys, as of one sequence",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "the first and the last block attend to everything and are seen by all",
+        Promise.CROSS_ATTENTION: "the window pairs the blocks of queries and keys, as of one sequence",
+    }
 
     def __init__(
         self,

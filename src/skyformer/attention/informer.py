@@ -13,8 +13,9 @@ Zhou et al., "Informer: Beyond Efficient Transformer for Long Sequence Time-Seri
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -180,15 +181,13 @@ class InformerAttention(Attention):
     """
 
     name = "informer"
-    cannot = MappingProxyType(
-        {
-            Promise.CAUSAL: "which queries attend fully is decided over the whole sequence, and the others get the "
-            "mean of all values",
-            Promise.DROPOUT: "most queries get the mean of the values and have no weights to drop; put nn.Dropout "
-            "after the attention instead",
-            Promise.FULLGRAPH: "drawing the sampled keys breaks the graph",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "which queries attend fully is decided over the whole sequence, and the others get the "
+        "mean of all values",
+        Promise.DROPOUT: "most queries get the mean of the values and have no weights to drop; put nn.Dropout "
+        "after the attention instead",
+        Promise.FULLGRAPH: "drawing the sampled keys breaks the graph",
+    }
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ Wang et al., "Linformer: Self-Attention with Linear Complexity", 2020.
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -124,12 +125,10 @@ class LinformerAttention(Attention):
     """
 
     name = "linformer"
-    cannot = MappingProxyType(
-        {
-            Promise.CAUSAL: "every feature mixes keys from the whole sequence",
-            Promise.ANY_LENGTH: "the projections have a column for each key up to max_length, and no more",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "every feature mixes keys from the whole sequence",
+        Promise.ANY_LENGTH: "the projections have a column for each key up to max_length, and no more",
+    }
 
     value_projection: nn.Parameter | None
 

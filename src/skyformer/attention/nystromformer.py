@@ -9,7 +9,8 @@ Xiong et al., "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-A
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -169,12 +170,10 @@ class NystromformerAttention(Attention):
     """
 
     name = "nystromformer"
-    cannot = MappingProxyType(
-        {
-            Promise.CAUSAL: "every output row passes through landmarks that are means over the whole sequence",
-            Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "every output row passes through landmarks that are means over the whole sequence",
+        Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
+    }
 
     convolution: nn.Parameter | None
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -213,13 +213,11 @@ class PerformerAttention(Attention):
     """
 
     name = "performer"
-    cannot = MappingProxyType(
-        {
-            Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
-            Promise.FULLGRAPH: "counting the calls up to a redraw breaks the graph in training; eval() and "
-            "redraw_interval=0 do not",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
+        Promise.FULLGRAPH: "counting the calls up to a redraw breaks the graph in training; eval() and "
+        "redraw_interval=0 do not",
+    }
     projection: Tensor
 
     def __init__(
@@ -270,6 +268,10 @@ class PerformerAttention(Attention):
             projection=projection,
             scale=self.scale,
         )
+
+    def reset_parameters(self) -> None:
+        """The features that `seed` draws, as at the start: for those who build on the meta device and fill in later."""
+        self.redraw_projection(torch.Generator().manual_seed(self.seed))
 
     @torch.no_grad()
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:

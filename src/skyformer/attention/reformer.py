@@ -18,8 +18,9 @@ which is what the rounds give when each is weighed by its log-sum-exp.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ from skyformer.checks import (
     check_scale,
 )
 from skyformer.errors import InputError, ShapeError
-from skyformer.noise import draw_seed
+from skyformer.noise import draw_seed, drawn_now
 from skyformer.precision import at_least_float32, without_autocast
 from skyformer.rows import Order, permute_rows
 
@@ -111,7 +112,8 @@ def lsh_buckets(
     check_num_buckets(num_buckets)
     half = num_buckets // 2
     source = torch.Generator().manual_seed(draw_seed(generator))
-    rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
+    with drawn_now():
+        rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
     full = at_least_float32(x)
     rotated = (full @ rotation.to(full)).view(*x.shape[:3], num_hashes, half)
     # The largest of [x R, -x R] is the entry of x R farthest from zero, or its opposite.
@@ -266,12 +268,10 @@ class ReformerAttention(Attention):
     """LSH attention with shared queries and keys: `key` is accepted and ignored, and gets no gradient."""
 
     name = "reformer"
-    cannot = MappingProxyType(
-        {
-            Promise.CROSS_ATTENTION: "queries serve as keys, so both must come from one sequence",
-            Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets doesn't",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CROSS_ATTENTION: "queries serve as keys, so both must come from one sequence",
+        Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets doesn't",
+    }
 
     def __init__(
         self,

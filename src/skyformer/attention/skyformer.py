@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,14 +22,12 @@ class SkyformerAttention(Attention):
     """kappa(Q, W) (kappa(W, W) + gamma I)^-1 kappa(W, K) V."""
 
     name = "skyformer"
-    cannot = MappingProxyType(
-        {
-            Promise.CAUSAL: "every output row passes through landmarks from the whole sequence; the exact form, "
-            "attention='kernelized', is causal",
-            Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
-            Promise.FULLGRAPH: "drawing landmarks breaks the graph; skyformer_attention with explicit rows does not",
-        }
-    )
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "every output row passes through landmarks from the whole sequence; the exact form, "
+        "attention='kernelized', is causal",
+        Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
+        Promise.FULLGRAPH: "drawing landmarks breaks the graph; skyformer_attention with explicit rows does not",
+    }
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from skyformer.attention import Attention, Promise, attention_class, attention_options, build_attention
+from skyformer.attention import Attention, Promise, attention_class, attention_options, build_attention, list_attentions
 from skyformer.checks import LARGEST_INTEGER
 from skyformer.errors import InputError, MissingExtraError, SkyformerError, UnknownNameError
 
@@ -131,8 +131,18 @@ def _as_input_error(invalid: ValidationError) -> InputError:
     if isinstance(own, InputError):
         return own
     if details[0]["type"] == "extra_forbidden":
-        return UnknownNameError("setting of ModelConfig", details[0]["loc"][-1], ModelConfig.model_fields)
+        return _unknown_setting(str(details[0]["loc"][-1]))
     return InputError("; ".join(_sentence(detail) for detail in details))
+
+
+def _unknown_setting(name: str) -> InputError:
+    owners = [attention for attention in list_attentions() if name in attention_options(attention)]
+    if owners and name not in _OWN_SETTING:
+        return InputError(
+            f"{name} is an option of {' and '.join(owners)} attention, not of the model: "
+            f'give it as attention_options={{"{name}": ...}}'
+        )
+    return UnknownNameError("setting of ModelConfig", name, ModelConfig.model_fields)
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -39,7 +39,7 @@ class Embeddings(nn.Module):
         if tokens.dim() != 2:
             raise ShapeError(f"tokens must have 2 dimensions (B, n); got shape {tuple(tokens.shape)}")
         if tokens.dtype != torch.int64:
-            raise InputError(f"tokens must be int64; got {tokens.dtype}")
+            raise InputError(f"tokens must be int64; got {tokens.dtype}. Convert them with tokens.long()")
         if tokens.shape[1] > self.position.shape[0]:
             raise ShapeError(
                 f"tokens must be at most max_length = {self.position.shape[0]} long; got {tokens.shape[1]}. Cut the "
