@@ -299,7 +299,7 @@ def test_exact_attention_drops_weights() -> None:
     kept = attend("kernelized", dropout=0.0)
     dropped = torch.stack([attend("kernelized", dropout=0.5) for _ in range(200)])
     assert not torch.allclose(dropped[0], dropped[1])
-    torch.testing.assert_close(dropped.mean(0), kept, rtol=0, atol=0.3)
+    assert (dropped.mean(0) - kept).norm() < 0.1 * kept.norm()
 
 
 def test_half_precision_is_served() -> None:
