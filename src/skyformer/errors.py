@@ -26,11 +26,11 @@ class MaskError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name was looked up and is not known; `hints` are names that may be meant, though too many to list."""
+    """A name was looked up and is not known; `meant` is what was probably meant, unless spelling tells that."""
 
-    def __init__(self, what: str, name: object, known: Iterable[str], hints: Iterable[str] = ()) -> None:
+    def __init__(self, what: str, name: object, known: Iterable[str], meant: str | None = None) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(str(name), [*names, *hints], n=1)
+        close = [meant] if meant else difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         super().__init__(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
@@ -42,16 +43,20 @@ class TaskConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         spec = task_spec(self.name)
-        Variant.of(self.name, seed=self.data_seed, limit=self.limit, level=self.level)
-        if self.max_length is None:
-            return self
-        if spec.image_side is not None:
+        if self.max_length is not None and spec.image_side is not None:
             raise InputError(f"task.max_length must be left out: the pictures of {self.name} are not cut")
-        if self.max_length > spec.max_length:
+        if self.max_length is not None and self.max_length > spec.max_length:
             raise InputError(
                 f"task.max_length must be at most {spec.max_length} for {self.name}; got {self.max_length}"
             )
+        self.variant()
         return self
+
+    def variant(self) -> Variant:
+        """The version of the task that must be prepared; its options are checked as it is made."""
+        return Variant.of(
+            self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
+        )
 
     @property
     def longest(self) -> int:
@@ -126,7 +131,7 @@ class RunConfig(Settings):
     """One run: a preset, a seed, and the settings in full."""
 
     preset: str = Field(pattern=r"^[a-z0-9_]{1,32}$", description="the preset that the settings come from")
-    note: str = Field(default="", max_length=500, description="how the preset departs from the paper; in every result")
+    note: str = Field(default="", max_length=5000, description="how the run departs from the paper; in every result")
     seed: Seed = 0
     task: TaskConfig
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -160,9 +165,23 @@ class RunConfig(Settings):
         settings = self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
+    def departures(self, other: RunConfig) -> list[str]:
+        """The settings that decide the result and are not what they are in `other`, as `name=value`."""
+        own, others = (flatten(config.model_dump(mode="json", exclude=_DECIDES_NOTHING)) for config in (self, other))
+        names = [name for name in own | others if own.get(name) != others.get(name)]
+        return [f"{name}={own.get(name)}" for name in names]
+
     def run_name(self) -> str:
         """The name of the run's folder."""
         return f"{self.task.name}-{self.model.attention}-{self.preset}-seed{self.seed}-{self.digest()}"
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -176,6 +195,6 @@ def from_yaml(text: str, what: str = "the config") -> RunConfig:
     if not isinstance(content, dict):
         raise InputError(f"{what} must be a mapping with task, model, optim, loop ...; got {type(content).__name__}")
     try:
-        return RunConfig(**{str(key): value for key, value in content.items()})
+        return RunConfig(**content)
     except InputError as invalid:
         raise InputError(f"{what}: {invalid}") from invalid

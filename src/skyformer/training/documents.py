@@ -19,12 +19,19 @@ _LARGEST_DOCUMENT = 2**22
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, no aliases (a few of them can describe gigabytes), and 3e-4 is a number."""
+    """Plain data under names, no aliases (a few of them can describe gigabytes), and 3e-4 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for name in mapping:
+            if not isinstance(name, str):
+                raise yaml.YAMLError(f"a name must be a word; got {name!r}")
+        return mapping
 
 
 # YAML 1.1 takes 3e-4 for a word, because there is no dot in it.
@@ -50,8 +57,9 @@ def parse_yaml(text: str, what: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as invalid:
-        reason = " ".join(str(invalid).split())
-        raise InputError(f"{what} is not valid YAML: {reason}") from None
+        place = getattr(invalid, "problem_mark", None)
+        where = f" in line {place.line + 1}" if place else ""
+        raise InputError(f"{what} is not valid YAML{where}: {getattr(invalid, 'problem', invalid)}") from None
 
 
 def dump_yaml(data: Any) -> str:

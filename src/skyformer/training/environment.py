@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
-import skyformer
-
 FORMAT = 1
 _GIT_PATIENCE_SECONDS = 5
 _DECIDES_NOTHING = {"command", "started", "host"}
@@ -29,7 +27,7 @@ class Environment(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: int = FORMAT
-    skyformer: str
+    skyformer: str | None
     commit: str | None
     python: str
     torch: str
@@ -49,10 +47,10 @@ class Environment(BaseModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def describe_environment() -> Environment:
-    """This process, now."""
+def describe_environment(threads: int | None = None) -> Environment:
+    """This process, now; `threads` are those it is going to use, if they are not torch's own."""
     return Environment(
-        skyformer=skyformer.__version__,
+        skyformer=_version("skyformer"),
         commit=_commit(),
         python=platform.python_version(),
         torch=torch.__version__,
@@ -60,7 +58,7 @@ def describe_environment() -> Environment:
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
-        threads=torch.get_num_threads(),
+        threads=threads or torch.get_num_threads(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         host=platform.node(),
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -92,7 +90,7 @@ def _cpu_model() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout that this package is used from, marked when files have changed since."""
-    root = Path(skyformer.__file__).parents[2]
+    root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
@@ -100,7 +98,7 @@ def _commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

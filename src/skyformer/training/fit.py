@@ -39,7 +39,8 @@ from skyformer.training.data import TaskData
 from skyformer.training.environment import now
 from skyformer.training.evaluation import score
 from skyformer.training.metrics_log import MetricsLog
-from skyformer.training.module import ClassifierModule, build_model, classifier_class, parameter_count
+from skyformer.training.module import ClassifierModule, build_model, parameter_count
+from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import Display, choose_display
 from skyformer.training.quiet import quiet_lightning
 from skyformer.training.runs import Run, RunResult, create_run, runs_dir_or_default
@@ -106,7 +107,7 @@ def evaluate(
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
     task = _load(config, data_dir)
-    module = ClassifierModule(config, _best_model(run, task))
+    module = ClassifierModule(config, load_best_model(run))
     with quiet_lightning():
         trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
         return score(trainer, module, TaskData(task, config.loop, config.seed), Split(split), batch_size)
@@ -137,14 +138,6 @@ def _load(config: RunConfig, data_dir: Path | str | None) -> Task:
         level=task.level,
         max_length=task.max_length,
     )
-
-
-def _best_model(run: Run, task: Task) -> Any:
-    if not run.model_folder.exists():
-        raise InputError(
-            f"{run.folder} has no model yet: the first comes with the evaluation at step {run.config.loop.eval_every}"
-        )
-    return classifier_class(task.spec).from_pretrained(run.model_folder)
 
 
 def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:
@@ -278,7 +271,7 @@ def _finish(job: _Job, trainer: pl.Trainer, module: ClassifierModule, data: Task
     keeper.record_evaluation(trainer, job.config.loop.steps, score(trainer, module, data, Split.DEV))
     # The other processes read the model that the first one writes.
     trainer.strategy.barrier("best model")
-    module.model.load_state_dict(_best_model(job.run, job.task).state_dict())
+    module.model.load_state_dict(load_best_model(job.run).state_dict())
     job.display.evaluating(Split.TEST)
     test = score(trainer, module, data, Split.TEST)
     keeper.clock.lap(training=False)

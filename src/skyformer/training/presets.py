@@ -9,6 +9,7 @@ size of an approximation, and `model.options_of`, options of one attention alone
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -16,14 +17,18 @@ from typing import Any
 from skyformer.attention import attention_class
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, task_spec
-from skyformer.training.config import RunConfig, to_yaml
+from skyformer.training.config import RunConfig, flatten, to_yaml
 from skyformer.training.documents import parse_yaml
-from skyformer.training.settings import setting_names
+from skyformer.training.settings import setting_names, unknown_setting
 
-__all__ = ["DEFAULT_PRESET", "apply_overrides", "list_presets", "load_preset", "to_yaml"]
+__all__ = ["DEFAULT_PRESET", "differing", "list_presets", "load_preset", "parse_overrides", "to_yaml"]
 
 DEFAULT_PRESET = "paper"
 FEATURES = "model.features"
+OPTIONS = "model.attention_options"
+SETTABLE = (FEATURES, *(name for name in setting_names(RunConfig) if name not in ("preset", "note", "task.name")))
+"""What `--set` takes; the others belong to the preset and the task."""
+
 Tree = dict[str, Any]
 
 _REFORMER_HASHES = 2
@@ -73,38 +78,55 @@ def load_preset(
     """
     tree = _settings_of(task, preset)
     given = {"model.attention": attention, "loop.steps": steps, "seed": seed}
-    for name, value in given.items():
-        if value is not None:
-            _put(tree, name, value)
-    changed = apply_overrides(tree, overrides)
-    return RunConfig(**_resolve_features(changed))
+    chosen = {name: value for name, value in given.items() if value is not None}
+    changed = _put_all(tree, parse_overrides(overrides) | chosen)
+    return _with_note(RunConfig(**_resolve_features(changed)), tree)
 
 
-def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> Tree:
-    """Settings with some of them changed by `name=value`; a name that is not known says which one may be meant."""
-    changed = _copy(tree)
+def parse_overrides(overrides: Sequence[str]) -> Tree:
+    """Values by the names of their settings; a name that is not known says which one may be meant."""
+    values: Tree = {}
     for override in overrides:
         name, equals, text = override.partition("=")
         name = name.strip()
         if not equals or not name:
             raise InputError(f"--set must be NAME=VALUE, such as optim.lr=3e-4; got {override!r}")
-        _check_name(name)
-        _put(changed, name, parse_yaml(text, f"the value of --set {name}"))
+        if not name.startswith(f"{OPTIONS}.") and name not in SETTABLE:
+            raise unknown_setting(name, SETTABLE)
+        values[name] = parse_yaml(text, f"the value of --set {name}")
+    return values
+
+
+def differing(config: RunConfig, given: Mapping[str, Any]) -> list[str]:
+    """Which of the given settings are not those of `config`, each with both values."""
+    options = dict(given)
+    if FEATURES in options:
+        features = feature_options(config.model.attention, _checked_features(options.pop(FEATURES)))
+        options = {f"{OPTIONS}.{name}": value for name, value in features.items()} | options
+    stored = config.model_dump(mode="json")
+    stored_by_name = flatten(stored) | {OPTIONS: stored["model"]["attention_options"]}
+    return [
+        f"{name} is {stored_by_name.get(name)}, not {value}"
+        for name, value in options.items()
+        if stored_by_name.get(name) != value
+    ]
+
+
+def _with_note(config: RunConfig, tree: Tree) -> RunConfig:
+    """The config, with a note of what is not as the preset says; the seed and the attention are there to be chosen."""
+    plain = _put_all(tree, {"seed": config.seed, "model.attention": config.model.attention})
+    departures = config.departures(RunConfig(**_resolve_features(plain)))
+    if not departures:
+        return config
+    changes = f"changed: {', '.join(departures)}"
+    return config.replace(note=f"{config.note}; {changes}" if config.note else changes)
+
+
+def _put_all(tree: Tree, values: Mapping[str, Any]) -> Tree:
+    changed = _copy(tree)
+    for name, value in values.items():
+        _put(changed, name, value)
     return changed
-
-
-def _check_name(name: str) -> None:
-    known = [*setting_names(RunConfig), FEATURES]
-    if name in known or name.startswith("model.attention_options."):
-        return
-    section, _, own = name.rpartition(".")
-    siblings = [other for other in known if other.rpartition(".")[0] == section]
-    if siblings and section:
-        raise UnknownNameError("setting", name, siblings)
-    # A forgotten section is the likeliest mistake: lr for optim.lr, loop.lr for optim.lr.
-    meant = [other for other in known if other.rpartition(".")[2] == own] or known
-    sections = sorted({other.partition(".")[0] for other in known})
-    raise UnknownNameError("setting", name, sections, hints=meant)
 
 
 def _put(tree: Tree, name: str, value: Any) -> None:
@@ -112,6 +134,8 @@ def _put(tree: Tree, name: str, value: Any) -> None:
     place = tree
     for part in path:
         place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise InputError(f"{name} cannot be set, because {part} was set to {place!r}")
     place[last] = value
 
 
@@ -121,7 +145,9 @@ def _resolve_features(tree: Tree) -> Tree:
     attention = model.get("attention", "skyformer")
     features, options_of = model.pop("features", None), model.pop("options_of", {})
     options = {} if features is None else feature_options(attention, _checked_features(features))
-    model["attention_options"] = options | options_of.get(attention, {}) | model.get("attention_options", {})
+    own = model.get("attention_options", {})
+    # What is no mapping is left for the config to refuse.
+    model["attention_options"] = options | options_of.get(attention, {}) | own if isinstance(own, dict) else own
     return {**tree, "model": model}
 
 
@@ -167,6 +193,7 @@ def _tasks_of(preset: str) -> list[str]:
     return [task for task in TASKS if task in _read(preset)["tasks"]]
 
 
+@cache
 def _read(preset: str) -> Tree:
     file = _folder() / f"{preset}.yaml"
     content: Tree = parse_yaml(file.read_text(encoding="utf-8"), f"preset {preset}")

@@ -76,6 +76,19 @@ class RunState(_Record):
         moment = now()
         return cls(state="running", steps=steps, pid=os.getpid(), host=platform.node(), started=moment, updated=moment)
 
+    @classmethod
+    def of_result(cls, result: RunResult) -> Self:
+        """The state of a run that has a result."""
+        return cls(
+            state="finished",
+            steps=result.steps,
+            step=result.steps,
+            best_step=result.best_step,
+            best_accuracy=result.dev_accuracy,
+            updated=result.finished,
+            seconds=result.seconds,
+        )
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed and the time of the change."""
         return type(self)(**{**self.model_dump(), "updated": now(), **changes})
@@ -171,9 +184,10 @@ class Run:
     def state(self) -> RunState:
         """How far the run is, whatever happened to it; a state that cannot be read is `damaged` and says why."""
         try:
+            result = self.result
+            if result is not None:
+                return RunState.of_result(result)
             state = self.stored_state()
-            if self.result is not None:
-                return state.replace(state="finished", updated=state.updated, reason=None)
         except DataError as damaged:
             return RunState(state="damaged", steps=0, reason=str(damaged))
         if state.state == "running" and not self._is_alive(state):
@@ -249,15 +263,15 @@ def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
 
 def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
     """A new run's folder; a run of this config that is there already is never touched."""
-    root = runs_dir_or_default(runs_dir)
-    run = Run(root / config.run_name())
-    _check_free(run)
+    run = check_free(config, runs_dir)
+    root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     try:
         draft.chmod(0o755)
         write_document(draft / CONFIG_FILE, to_yaml(config))
-        write_document(draft / ENVIRONMENT_FILE, dump_json(describe_environment().model_dump(mode="json")))
+        environment = describe_environment(config.hardware.threads)
+        write_document(draft / ENVIRONMENT_FILE, dump_json(environment.model_dump(mode="json")))
         Run(draft).write_state(RunState.starting(config.loop.steps))
         _move(draft, run)
     finally:
@@ -272,6 +286,13 @@ def _move(draft: Path, run: Run) -> None:
         # Another process may have made it meanwhile.
         _check_free(run)
         raise
+
+
+def check_free(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
+    """The run that `config` would be, if there is none yet; if there is one, an error says what to do."""
+    run = Run(runs_dir_or_default(runs_dir) / config.run_name())
+    _check_free(run)
+    return run
 
 
 def _check_free(run: Run) -> None:

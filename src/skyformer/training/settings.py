@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import difflib
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from skyformer.errors import InputError, MissingExtraError, UnknownNameError
@@ -44,6 +45,27 @@ def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
     return names
 
 
+def unknown_setting(name: str, known: Sequence[str]) -> UnknownNameError:
+    """The error for a name that is not one of `known`; it says which one may be meant."""
+    section, _, own = name.rpartition(".")
+    inside = [other for other in known if other.startswith(f"{name}.")]
+    siblings = [other for other in known if section and other.rpartition(".")[0] == section]
+    sections = {other.partition(".")[0] for other in known}
+    return UnknownNameError("setting", name, inside or siblings or sections, _meant(name, own, known))
+
+
+def _meant(name: str, own: str, known: Sequence[str]) -> str | None:
+    """The setting of the same last name, or else of a similar whole name, or else of a similar last name."""
+    of_last_name = {other.rpartition(".")[2]: other for other in known}
+    if own in of_last_name:
+        return of_last_name[own]
+    similar = difflib.get_close_matches(name, known, n=1)
+    if similar:
+        return similar[0]
+    similar = difflib.get_close_matches(own, of_last_name, n=1)
+    return of_last_name[similar[0]] if similar else None
+
+
 def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError:
     """pydantic's list of complaints as one sentence; an error of ours comes out as it went in."""
     details = invalid.errors(include_url=False)
@@ -51,18 +73,25 @@ def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError
     if isinstance(own, InputError):
         return own
     prefix = f"{cls.section}." if cls.section else ""
-    first = details[0]
-    if first["type"] == "extra_forbidden":
-        known = [prefix + name for name in cls.model_fields]
-        hints = [name for name in setting_names(cls) if name.split(".")[-1] == first["loc"][-1]]
-        return UnknownNameError("setting", f"{prefix}{first['loc'][-1]}", known, hints)
-    return InputError("; ".join(_sentence(detail, prefix) for detail in details))
+    # A misspelt name is also a missing one, which says less.
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            return unknown_setting(prefix + str(detail["loc"][0]), setting_names(cls, prefix))
+    by_name: dict[str, list[ErrorDetails]] = {}
+    for detail in details:
+        by_name.setdefault(prefix + _name(detail), []).append(detail)
+    return InputError("; ".join(_sentence(name, complaints) for name, complaints in by_name.items()))
 
 
-def _sentence(detail: ErrorDetails, prefix: str) -> str:
-    # A setting of one type or another has one complaint for each type; the type is no part of its name.
-    name = prefix + str(detail["loc"][0])
-    if detail["type"] == "missing":
+def _name(detail: ErrorDetails) -> str:
+    # Where a setting may be of two types, pydantic appends the type; only a place in a list belongs to the name.
+    first, *inside = detail["loc"]
+    return ".".join([str(first), *(str(part) for part in inside if isinstance(part, int))])
+
+
+def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:
+    """What is wrong with one setting; one that may be of two types has a complaint for each."""
+    if details[0]["type"] == "missing":
         return f"{name} is required"
-    complaint = re.sub("^[Ii]nput should", f"{name} must", detail["msg"])
-    return f"{complaint}; got {detail['input']!r}"
+    wishes = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
+    return f"{name} must {' or '.join(wishes)}; got {details[0]['input']!r}"
