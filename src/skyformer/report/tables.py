@@ -63,7 +63,8 @@ def run_remarks(rows: Sequence[RunRow]) -> list[str]:
     wrong = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
     changed: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        changed.setdefault(row.changes + row.options, []).append(row.name)
+        for settings in (row.changes, row.options):
+            changed.setdefault(settings, []).append(row.name)
     changes = [f"changed in {_some(names)}: {', '.join(key)}" for key, names in changed.items() if key]
     notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
     return [*wrong, *changes, *notes]

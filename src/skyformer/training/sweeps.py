@@ -33,7 +33,7 @@ BACKSTAGE = ".sweep"
 """Where a sweep keeps the configs and the output of its runs' processes, inside the folder of runs."""
 
 SKYFORMER = (sys.executable, "-m", "skyformer.cli.main")
-STOPPED = "told to stop; its last checkpoint is kept"
+STOPPED = "told to stop; what it has saved is kept"
 ADVICE = "the same command goes on"
 DEFAULT_RETRIES = 2
 PROGRESS_SECONDS = 2.0
