@@ -75,6 +75,12 @@ def test_show_expressions(data: Command) -> None:
     assert "[M" in outcome.output
 
 
+def test_short_expressions(data: Command, data_dir: Path) -> None:
+    options = ("listops", "--max-length", 64, "--limit", 5)
+    assert str(data_dir / "listops-length64-limit5") in data("prepare", *options).output
+    assert data("show", *options, "-n", 2).output.count("label") == 2
+
+
 def test_show_text_cannot_steer_the_terminal(data: Command, tmp_path: Path) -> None:
     files = dict.fromkeys(review_files(10), b"\x1b[31mred\x07")
     data("prepare", "text", "--from", write_folder(tmp_path / "reviews", files))
@@ -124,9 +130,9 @@ def test_prepare_all_goes_on_after_a_failure(data: Command, monkeypatch: pytest.
         raise DataError("cannot download")
 
     monkeypatch.setattr(preparation.Download, "run", fail)
-    outcome = data("prepare", "all", "--limit", 3, "--level", "easy", "--workers", 1)
+    outcome = data("prepare", "all", "--limit", 3, "--level", "easy", "--max-length", 64, "--workers", 1)
     assert outcome.code == 2
-    assert "listops-limit3 is ready" in outcome.output
+    assert "listops-length64-limit3 is ready" in outcome.output
     assert "pathfinder-easy-limit3 is ready" in outcome.output
     assert "3 of 5 tasks could not be prepared: text, retrieval, image" in outcome.errors
 
@@ -138,6 +144,10 @@ def test_prepare_all_goes_on_after_a_failure(data: Command, monkeypatch: pytest.
         (("prepare", "listops", "--limit", "0"), "at least 1"),
         (("prepare", "listops", "--level", "easy"), "only pathfinder has levels"),
         (("prepare", "pathfinder", "--level", "brutal"), "unknown pathfinder level"),
+        (("prepare", "listops", "--max-length", "8"), "from 16 to 2000, got 8"),
+        (("prepare", "text", "--max-length", "100"), "text is kept whole"),
+        (("prepare", "image", "--max-length", "100"), "images cannot be cut"),
+        (("show", "text", "--max-length", "100"), "text is kept whole"),
         (("prepare", "text", "--from", "nowhere"), "nowhere does not exist"),
         (("prepare", "all", "--from", "."), "one by one"),
         (("show", "text"), "skyformer data prepare text"),

@@ -113,6 +113,14 @@ def test_listops_from_files(tmp_path: Path) -> None:
     assert load_task("listops").train[1].tokens.tolist() == [11, 2, 3, 15]
 
 
+def test_files_with_longer_expressions_than_asked_for(tmp_path: Path) -> None:
+    for name in ("train", "val", "test"):
+        (tmp_path / f"basic_{name}.tsv").write_text(f"Source\tTarget\n[MAX {'1 ' * 20}]\t1\n")
+    with pytest.raises(DataError, match="an example of listops has 22 tokens, at most 16"):
+        prepare("listops", source=tmp_path, max_length=16)
+    assert prepare("listops", source=tmp_path, max_length=32).manifest.splits[Split.TRAIN].longest == 22
+
+
 def test_another_source_needs_force(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "reviews.tar.gz", review_files(10))
     folder = write_folder(tmp_path / "folder", review_files(20))

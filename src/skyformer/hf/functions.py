@@ -128,6 +128,8 @@ class ApproximateAttention(RegisteredAttention):
         super().__init__(name, options)
         self.options, self._told_about_dropout = options, False
 
+    # Drawing landmarks breaks a graph anyway; here it breaks in one place.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, call: Call) -> Tensor:
         if call.pattern.causal:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""A number for every attention module of a model, so that each layer has landmarks of its own and the same every time."""
+"""A number for every attention module of a model: each layer draws its own landmarks, and the same ones every time."""
 
 from __future__ import annotations
 

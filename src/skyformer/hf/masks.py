@@ -60,7 +60,8 @@ def plain_mask(
     **others: Any,
 ) -> Tensor | None:
     """The padding mask, bool (B, S), with its pattern pinned to it; None if every query sees every key."""
-    _refuse_strangers(type(config))
+    if not torch.compiler.is_compiling():
+        _refuse_strangers(type(config).__module__, type(config).__name__)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
@@ -72,23 +73,23 @@ def plain_mask(
     return pin(padding.view_as(padding), pattern)
 
 
-def mask_with_sdpa_windows(*arguments: Any, local_size: int | None = None, **named: Any) -> Tensor | None:
+def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -> Tensor | None:
     """`plain_mask`, but for layers with a window the (B, 1, L, S) mask of sdpa."""
     if local_size is None:
-        return plain_mask(*arguments, **named)
-    mask = sdpa_mask(*arguments, local_size=local_size, **named)
+        return plain_mask(**arguments)
+    mask = sdpa_mask(local_size=local_size, **arguments)
     return None if mask is None else pin(mask, Pattern(local=True))
 
 
 @cache
-def _refuse_strangers(config_class: type) -> None:
+def _refuse_strangers(config_module: str, config_name: str) -> None:
     """An error for a model that builds its mask by `attn_implementation` but then attends by code of its own, which
     expects a mask of four dimensions."""
-    configuration, _, model = config_class.__module__.rpartition(".configuration_")
+    configuration, _, model = config_module.rpartition(".configuration_")
     modeling = sys.modules.get(f"{configuration}.modeling_{model}")
     if modeling is not None and "ALL_ATTENTION_FUNCTIONS" not in inspect.getsource(modeling):
         raise UnsupportedError(
-            f"{config_class.__name__.removesuffix('Config')} models have an attention of their own and do not ask "
+            f"{config_name.removesuffix('Config')} models have an attention of their own and do not ask "
             "transformers' attention interface; use attn_implementation='eager' for them, or another model"
         )
 
