@@ -94,6 +94,6 @@ def test_attention_weights_where_there_are_any(model: SkyformerForSequenceClassi
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
 def test_kernels_that_were_never_tried_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
-    with pytest.raises((ValueError, ImportError), match="support|install"):
+    with pytest.raises((ValueError, ImportError), match=r"support|install"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == "config"
