@@ -176,7 +176,7 @@ def _ending(outcome: Outcome) -> str:
     if result is None:
         return f"{outcome.ending}: {outcome.reason}"
     before = " before" if outcome.ending is Ending.WAS_FINISHED else ""
-    note = f" [{result.note}]" if result.note else ""
+    note = f" [preset {result.preset}, not the paper's setting]" if result.note else ""
     return f"finished{before}, test accuracy {result.test_accuracy:.2%} in {duration(result.seconds)}{note}"
 
 
