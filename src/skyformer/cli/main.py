@@ -16,6 +16,7 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
+    from skyformer.cli.study import app as study
 
     app = typer.Typer(
         name="skyformer",
@@ -26,6 +27,7 @@ def build_app() -> typer.Typer:
     )
     app.add_typer(bench, name="bench")
     app.add_typer(data, name="data")
+    app.add_typer(study, name="study")
     return app
 
 
