@@ -35,8 +35,9 @@ from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 RECURSIVE = LeverageSampler(exact_limit=8)
-DRAWING = [UniformSampler(), StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE]
-WITHOUT_REPEATS = [StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE]
+BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True)]
+DRAWING = [UniformSampler(), StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, *BY_HEAD]
+WITHOUT_REPEATS = [StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, StratifiedSampler(per_head=True)]
 ALL = [*DRAWING, SegmentMeansSampler()]
 
 
@@ -361,6 +362,13 @@ def test_the_generator_decides_the_rows(sampler: Sampler) -> None:
     where = some_candidates(60, 60)
     assert torch.equal(rows_of(sampler, where, 12, 1), rows_of(sampler, where, 12, 1))
     assert not torch.equal(rows_of(sampler, where, 12, 1), rows_of(sampler, where, 12, 2))
+
+
+@pytest.mark.parametrize("sampler", BY_HEAD, ids=lambda sampler: sampler.name)
+def test_each_head_may_draw_its_own_rows(sampler: Sampler) -> None:
+    rows = rows_of(sampler, some_candidates(40, 40), 16)
+    assert rows.shape == (2, 2, 16)
+    assert not torch.equal(rows[:, 0], rows[:, 1])
 
 
 def test_kernel_diagonal_is_the_diagonal() -> None:

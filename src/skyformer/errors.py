@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class SkyformerError(Exception):
     """Root of every error raised on purpose; the command line prints these without a traceback."""
 
+    exit_code = 2
+    """What the command line exits with."""
+
 
 class InputError(SkyformerError, ValueError):
     """An argument has a value that cannot be used."""
@@ -23,11 +26,11 @@ class MaskError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name was looked up and is not known."""
+    """A name was looked up and is not known; `meant` is what was probably meant, unless spelling tells that."""
 
-    def __init__(self, what: str, name: object, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: object, known: Iterable[str], meant: str | None = None) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(str(name), names, n=1)
+        close = [meant] if meant else difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         super().__init__(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
 
@@ -42,6 +45,18 @@ class SolveError(SkyformerError, ArithmeticError):
 
 class DataError(SkyformerError):
     """A file or a data set is missing, damaged or not what it claims to be."""
+
+
+class InterruptedRunError(SkyformerError):
+    """A run was told to stop by a signal, saved its state and can go on later."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class TrainingError(SkyformerError):
+    """A run cannot go on: a loss that is no number, a disk without space. What it saved before stays."""
 
 
 class MissingExtraError(SkyformerError, ImportError):
@@ -59,3 +74,11 @@ class SkyformerWarning(UserWarning):
 
 class JitterWarning(SkyformerWarning):
     """A factorisation succeeded only after its diagonal was raised."""
+
+
+class CheckpointWarning(SkyformerWarning):
+    """A checkpoint is damaged, and the one before it is used."""
+
+
+class IgnoredSettingWarning(SkyformerWarning):
+    """A model has a setting that the attention chosen for it cannot honour, and goes on without."""

@@ -88,36 +88,44 @@ class Sampler(abc.ABC):
 
 @dataclass(frozen=True)
 class UniformSampler(Sampler):
-    """The paper's definition: independent, with replacement, over the valid rows of [Q; K]."""
+    """The paper's definition: independent, with replacement, over the valid rows of [Q; K]. The heads share their
+    rows, or with `per_head` each draws its own."""
 
     name = "uniform"
+    per_head: bool = False
 
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
-        noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
+        draws = candidates.query.shape[1] if self.per_head else 1
+        noise = uniform_noise(draw_seed(generator), 0, draws * num_landmarks, candidates.device)
         queries = candidates.valid_queries()
         total = queries + candidates.valid_keys()
         rank = _scale_to(noise, total)
-        return torch.where(
+        rows = torch.where(
             rank < queries, candidates.query_row(rank), candidates.key_row((rank - queries).clamp(min=0))
         )
+        return rows.unflatten(-1, (draws, num_landmarks)) if self.per_head else rows
 
 
 @dataclass(frozen=True)
 class StratifiedSampler(Sampler):
     """Half the landmarks from Q and half from K; the valid rows are cut into equal strata and one is picked in each.
-    No row repeats, and the variance is lower than with independent picks."""
+    No row repeats, and the variance is lower than with independent picks. The heads share their rows, or with
+    `per_head` each draws its own."""
 
     name = "stratified"
+    per_head: bool = False
 
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
-        noise = uniform_noise(draw_seed(generator), 0, num_landmarks, candidates.device)
+        draws = candidates.query.shape[1] if self.per_head else 1
+        noise = uniform_noise(draw_seed(generator), 0, draws * num_landmarks, candidates.device)
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
         share = query_share(queries, keys, num_landmarks)
-        slot = torch.arange(num_landmarks, device=candidates.device).expand(queries.shape[0], -1)
+        slot = torch.arange(num_landmarks, device=candidates.device).repeat(draws).expand(queries.shape[0], -1)
         from_query = slot < share
         query_rank = _pick_in_stratum(slot, share, queries, noise)
         key_rank = _pick_in_stratum(slot - share, num_landmarks - share, keys, noise)
-        return torch.where(from_query, candidates.query_row(query_rank), candidates.key_row(key_rank))
+        rows = torch.where(from_query, candidates.query_row(query_rank), candidates.key_row(key_rank))
+        return rows.unflatten(-1, (draws, num_landmarks)) if self.per_head else rows
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """A seed from `generator`, or from torch's own when it is None."""
-    device = generator.device if generator is not None else "cpu"
-    return int(torch.randint(2**62, (), generator=generator, device=device))
+    if generator is None:
+        return int(torch.randint(2**62, (), device="cpu"))
+    with drawn_now():
+        return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+
+@contextmanager
+def drawn_now() -> Iterator[None]:
+    """Numbers drawn inside from a generator of fixed seed are constants of the program that `torch.export` makes: left
+    to the program, they would be drawn anew, and otherwise, in every run."""
+    exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    if not exporting:
+        yield
+        return
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def uniform_noise(seed: int, stream: int, count: int, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra import Split, load_task, prepare
 from skyformer.lra.examples import Examples, Ragged
+from skyformer.lra.listops import evaluate_symbols
 from skyformer.lra.storage import SplitWriter
 from skyformer.lra.tasks import TASKS
 
@@ -50,13 +51,34 @@ def test_black_pixels_are_not_padding(tmp_path: Path) -> None:
     assert tokens.tolist() == [1] * 1024
 
 
-def test_max_length_cuts_further() -> None:
-    prepare("listops", limit=5)
-    task = load_task("listops", limit=5, max_length=100)
-    assert len(task.dev[0].tokens) == 100
-    assert task.dev.lengths().tolist() == [100] * 5
-    with pytest.raises(InputError, match="max_length"):
-        load_task("listops", limit=5, max_length=0)
+def test_max_length_cuts_texts_as_they_are_loaded(tmp_path: Path) -> None:
+    prepare("retrieval", source=write_folder(tmp_path / "pairs", pair_files(4)))
+    task = load_task("retrieval", max_length=70)
+    assert len(task.dev[0].tokens) == 70
+    assert task.dev.lengths().tolist() == [70] * 4
+    assert (task.spec.max_length, task.spec.padded_length) == (70, 128)
+    assert load_task("retrieval").dev.lengths().min() > 70
+    with pytest.raises(InputError, match="max_length must be at least 1, got 0"):
+        load_task("retrieval", max_length=0)
+
+
+def test_short_listops_is_a_version_of_its_own() -> None:
+    prepare("listops", limit=20, max_length=100)
+    task = load_task("listops", limit=20, max_length=100)
+    assert (task.spec.max_length, task.spec.padded_length) == (100, 128)
+    assert 25 < task.train.lengths().min() <= task.train.lengths().max() < 100
+    for split in Split:
+        for example in task[split]:
+            assert evaluate_symbols((example.tokens - 1).tolist()) == example.label
+    with pytest.raises(DataError, match=r"though listops-length100-limit20 is; run: .* listops --limit 20"):
+        load_task("listops", limit=20)
+    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 20"):
+        load_task("listops", limit=20, max_length=64)
+
+
+def test_images_cannot_be_cut() -> None:
+    with pytest.raises(InputError, match="at least 1024 for image, whose images cannot be cut; got 512"):
+        load_task("image", max_length=512)
 
 
 def test_specification_and_manifest() -> None:

@@ -145,6 +145,25 @@ def test_no_repeats_even_across_calls(generated: list[Examples]) -> None:
     assert len(set(first + second)) == 60
 
 
+@pytest.mark.parametrize("max_length", [16, 33, 64, 128, 256, 512, 1999])
+def test_short_expressions(max_length: int) -> None:
+    options = listops.ListOpsOptions.up_to(max_length)
+    tried = 600
+    (examples,) = listops.generate(tried, (0, 0), set(), options)
+    assert len(examples) == tried
+    assert max_length // 4 < examples.tokens.lengths.min()
+    assert examples.tokens.lengths.max() < max_length
+    shares = np.bincount(examples.labels, minlength=10) / tried
+    assert shares.min() > 0.02
+    assert shares.max() < 0.27
+
+
+def test_shorter_expressions_have_fewer_levels() -> None:
+    depths = [listops.ListOpsOptions.up_to(length).max_depth for length in (16, 128, 256, 512, 1024, 2000)]
+    assert depths == [3, 4, 5, 7, 9, 10]
+    assert listops.ListOpsOptions.up_to(2000) == listops.ListOpsOptions()
+
+
 def depth_of(symbols: list[int]) -> int:
     depth = deepest = 0
     for symbol in symbols:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,6 +66,18 @@ def test_variant_names() -> None:
     assert Variant.of("listops").name == "listops"
     assert Variant.of("pathfinder", level="hard").name == "pathfinder"
     assert Variant.of("pathfinder", level="easy", seed=3, limit=10).name == "pathfinder-easy-seed3-limit10"
+    assert Variant.of("listops", max_length=256, seed=3, limit=10).name == "listops-length256-seed3-limit10"
+    assert Variant.of("listops", max_length=2000).name == "listops"
+    assert Variant.of("text", max_length=100).name == "text"
+    assert Variant.of("image", max_length=1024).name == "image"
+
+
+def test_a_manifest_from_before_there_were_lengths_is_still_read() -> None:
+    prepared = prepare("listops", limit=5)
+    content = json.loads((prepared.folder / MANIFEST).read_text())
+    del content["variant"]["max_length"]
+    (prepared.folder / MANIFEST).write_text(json.dumps(content))
+    assert read_manifest(prepared.folder) == prepared.manifest
 
 
 def test_bad_variants() -> None:
@@ -78,6 +91,13 @@ def test_bad_variants() -> None:
         Variant.of("text", limit=0)
     with pytest.raises(InputError, match="negative"):
         Variant.of("text", seed=-1)
+    for max_length in (15, 2001):
+        with pytest.raises(InputError, match=f"max_length of listops must be from 16 to 2000, got {max_length}"):
+            Variant.of("listops", max_length=max_length)
+    with pytest.raises(InputError, match="at least 1024 for pathfinder"):
+        Variant.of("pathfinder", max_length=1000)
+    with pytest.raises(InputError, match="max_length must be at least 1, got -1"):
+        Variant.of("text", max_length=-1)
 
 
 def test_damage_is_found() -> None:

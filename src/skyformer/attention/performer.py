@@ -269,6 +269,10 @@ class PerformerAttention(Attention):
             scale=self.scale,
         )
 
+    def reset_parameters(self) -> None:
+        """The features that `seed` draws, as at the start."""
+        self.redraw_projection(torch.Generator().manual_seed(self.seed))
+
     @torch.no_grad()
     def redraw_projection(self, generator: torch.Generator | None = None) -> None:
         """Draw new features, from torch's global generator by default."""

@@ -37,7 +37,7 @@ from skyformer.checks import (
     check_scale,
 )
 from skyformer.errors import InputError, ShapeError
-from skyformer.noise import draw_seed
+from skyformer.noise import draw_seed, drawn_now
 from skyformer.precision import at_least_float32, without_autocast
 from skyformer.rows import Order, permute_rows
 
@@ -112,7 +112,8 @@ def lsh_buckets(
     check_num_buckets(num_buckets)
     half = num_buckets // 2
     source = torch.Generator().manual_seed(draw_seed(generator))
-    rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
+    with drawn_now():
+        rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
     full = at_least_float32(x)
     rotated = (full @ rotation.to(full)).view(*x.shape[:3], num_hashes, half)
     # The largest of [x R, -x R] is the entry of x R farthest from zero, or its opposite.

@@ -19,12 +19,15 @@ app = typer.Typer(help="Make the five Long Range Arena tasks ready, and look at 
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Where data is kept [default: SKYFORMER_DATA, or the platform's data folder]."),
+    typer.Option("--data-dir", help="Where data is kept (default: SKYFORMER_DATA, or the platform's data folder)."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Another seed makes another version.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples a split.")]
 LevelName = Annotated[
-    str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard [default: hard].")
+    str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
+]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", help="ListOps only: expressions shorter than N tokens (default: 2000).")
 ]
 
 
@@ -36,6 +39,7 @@ class Wanted:
     seed: int
     limit: int | None
     level: str | None
+    max_length: int | None
     data_dir: Path | None
 
 
@@ -58,16 +62,17 @@ def prepare(
     limit: Limit = None,
     seed: Seed = 0,
     level: LevelName = None,
+    max_length: MaxLength = None,
     data_dir: DataDir = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that draw Pathfinder [default: all cores].")
+        int | None, typer.Option("--workers", help="Processes that draw Pathfinder (default: all cores).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it again, even if it is there.")] = False,
 ) -> None:
     """Make a task ready: generate it, download it, or read files you have with --from."""
     with _lra_extra():
         from skyformer.cli.data_actions import prepare_tasks
-    prepare_tasks(Wanted(task, seed, limit, level, data_dir), source, workers, force)
+    prepare_tasks(Wanted(task, seed, limit, level, max_length, data_dir), source, workers, force)
 
 
 @app.command("list")
@@ -81,7 +86,7 @@ def list_(data_dir: DataDir = None) -> None:
 @app.command("verify")
 def verify(
     tasks: Annotated[
-        list[str] | None, typer.Argument(help="Folders to recheck, as `data list` names them [default: all].")
+        list[str] | None, typer.Argument(help="Folders to recheck, as `data list` names them (default: all).")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -100,9 +105,10 @@ def show(
     limit: Limit = None,
     seed: Seed = 0,
     level: LevelName = None,
+    max_length: MaxLength = None,
     data_dir: DataDir = None,
 ) -> None:
     """Print examples; an image or path as a picture, in the terminal or to a PNG file."""
     with _lra_extra():
         from skyformer.cli.data_actions import show_examples
-    show_examples(Wanted(task, seed, limit, level, data_dir), number, split, png)
+    show_examples(Wanted(task, seed, limit, level, max_length, data_dir), number, split, png)

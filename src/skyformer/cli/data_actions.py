@@ -73,8 +73,10 @@ def prepare_tasks(wanted: Wanted, source: Path | None, workers: int | None, forc
 
 
 def _prepare(name: str, wanted: Wanted, source: Path | None, workers: int | None, force: bool) -> Prepared:
-    # With `all`, a level is meant for the one task that has levels.
+    # With `all`, a level is meant for the one task that has levels, and so is a length.
     level = wanted.level if wanted.task != ALL or name == "pathfinder" else None
+    max_length = wanted.max_length if wanted.task != ALL or name == "listops" else None
+    _check_length(name, max_length)
     with _progress_bar() as bar:
         return prepare(
             name,
@@ -83,9 +85,17 @@ def _prepare(name: str, wanted: Wanted, source: Path | None, workers: int | None
             seed=wanted.seed,
             limit=wanted.limit,
             level=level,
+            max_length=max_length,
             workers=(os.cpu_count() or 1) if workers is None else workers,
             force=force,
             progress=bar,
+        )
+
+
+def _check_length(task: str, max_length: int | None) -> None:
+    if max_length is not None and task in TASKS and TASKS[task].image_side is None and task != "listops":
+        raise InputError(
+            f"--max-length makes listops shorter; {task} is kept whole, and cut as it is loaded: leave it out"
         )
 
 
@@ -119,7 +129,7 @@ def list_tasks(data_dir: Path | None) -> None:
     present = set()
     for folder in prepared_dirs(root):
         present.add(folder.name)
-        typer.echo(f"  {folder.name:<28}{_describe(folder)}")
+        typer.echo(f"  {folder.name:<27} {_describe(folder)}")
     for name, spec in TASKS.items():
         if name not in present:
             command = prepare_command(Variant.of(name), data_dir)
@@ -171,7 +181,10 @@ def show_examples(wanted: Wanted, number: int, split: Split, png: Path | None) -
     """Print examples, or write their pictures to a file."""
     if number < 1:
         raise InputError(f"-n must be at least 1, got {number}")
-    variant = Variant.of(wanted.task, seed=wanted.seed, limit=wanted.limit, level=wanted.level)
+    _check_length(wanted.task, wanted.max_length)
+    variant = Variant.of(
+        wanted.task, seed=wanted.seed, limit=wanted.limit, level=wanted.level, max_length=wanted.max_length
+    )
     folder, manifest = find(variant, wanted.data_dir)
     stored = StoredSplit(folder / manifest.splits[split].file)
     count = min(number, len(stored))

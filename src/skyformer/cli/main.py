@@ -1,14 +1,19 @@
-"""The `skyformer` command: gathers the sub-commands and turns our errors into one line and exit code 2."""
+"""The `skyformer` command: gathers the sub-commands and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
-from skyformer.errors import MissingExtraError, SkyformerError
+from skyformer.errors import InterruptedRunError, MissingExtraError, SkyformerError
 
 if TYPE_CHECKING:
     import typer
+
+DEBUG = "--debug"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def build_app() -> typer.Typer:
@@ -16,7 +21,10 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
+    from skyformer.cli.runs import add_commands as add_runs
     from skyformer.cli.study import app as study
+    from skyformer.cli.sweep import add_commands as add_sweep
+    from skyformer.cli.train import add_commands as add_training
 
     app = typer.Typer(
         name="skyformer",
@@ -25,6 +33,18 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+    @app.callback()
+    def _everywhere(
+        debug: bool = typer.Option(
+            False, DEBUG, help="Show the traceback of an error; may stand anywhere on the line."
+        ),
+    ) -> None:
+        """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
+
+    add_training(app)
+    add_sweep(app)
+    add_runs(app)
     app.add_typer(bench, name="bench")
     app.add_typer(data, name="data")
     app.add_typer(study, name="study")
@@ -33,15 +53,36 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the console script."""
+    arguments, debug = _without_debug(sys.argv[1:])
     try:
         try:
             app = build_app()
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), "cli") from error
-        app()
-    except SkyformerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        app(arguments)
+    except (SkyformerError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(_one_line(error), file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, SkyformerError) else 2)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without `--debug`, which may stand before or after the sub-command, and whether it was there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, rest = arguments[:end], arguments[end:]
+    return [argument for argument in options if argument != DEBUG] + rest, DEBUG in options
+
+
+def _one_line(error: SkyformerError | OSError) -> str:
+    if isinstance(error, InterruptedRunError):
+        return str(error)
+    if isinstance(error, SkyformerError):
+        return f"error: {error}"
+    where = f": {error.filename}" if error.filename else ""
+    if error.errno in _FULL:
+        return f"error: no space left on the disk{where}; make room, then go on with the same command or --resume"
+    return f"error: {error.strerror or error}{where}"
 
 
 if __name__ == "__main__":

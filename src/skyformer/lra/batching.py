@@ -1,4 +1,4 @@
-"""Batches: padded to their longest example, grouped by length, and a pure function of seed and step.
+"""Batches: padded to their longest example or to one length for all, and a pure function of seed and step.
 
 `TrainingBatches` says which examples make up the batch of any step, without having drawn the steps before;
 so a run that resumes at a step sees exactly the batches it would have seen. `EvaluationBatches` covers
@@ -7,8 +7,10 @@ every example once.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -26,7 +28,7 @@ from skyformer.lra.tasks import PADDING_ID, round_up
 BATCHES_A_POOL = 50
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning converts a batch field by field
 class Batch:
     """Padded examples; `mask` is True where a token is real, and only pairs have a `second` with its mask."""
 
@@ -52,21 +54,24 @@ class Batch:
         return replace(self, **{name: tensor.pin_memory() for name, tensor in present if tensor is not None})
 
 
-def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples to the longest, rounded up to a multiple of 64."""
+def collate(examples: Sequence[Example], length: int | None = None) -> Batch:
+    """Pad examples to `length`, or to the longest of them, rounded up to a multiple of 64."""
     if not examples:
         raise InputError("a batch needs at least one example, got none")
-    tokens, mask = _pad([example.tokens for example in examples])
+    tokens, mask = _pad([example.tokens for example in examples], length)
     second = [example.second for example in examples if example.second is not None]
-    padded_second = _pad(second) if second else (None, None)
+    padded_second = _pad(second, length) if second else (None, None)
     label = torch.tensor([example.label for example in examples])
     ids = torch.tensor([example.id for example in examples])
     return Batch(tokens, mask, label, ids, *padded_second)
 
 
-def _pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Tensor], length: int | None) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows])
-    width = round_up(int(lengths.max()))
+    longest = int(lengths.max())
+    if length is not None and longest > length:
+        raise InputError(f"examples must be at most {length} tokens long to be padded to it; got one of {longest}")
+    width = round_up(longest) if length is None else length
     tokens = torch.full((len(rows), width), PADDING_ID, dtype=torch.int64)
     for padded, row in zip(tokens, rows, strict=True):
         padded[: len(row)] = row
@@ -189,10 +194,14 @@ def training_loader(
     world_size: int = 1,
     start_step: int = 0,
     num_steps: int | None = None,
+    pad_to_max: bool = False,
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Example]:
-    """Batches of `dataset` from `start_step` on, without end unless `num_steps` is given."""
+    """Batches of `dataset` from `start_step` on, without end unless `num_steps` is given.
+
+    `pad_to_max` pads every batch to the `max_length` of its task.
+    """
     batches = TrainingBatches(
         dataset.lengths(),
         batch_size,
@@ -203,7 +212,7 @@ def training_loader(
         start_step=start_step,
         num_steps=num_steps,
     )
-    return _loader(dataset, batches, num_workers, pin_memory)
+    return loader_of(dataset, batches, pad_to_max=pad_to_max, num_workers=num_workers, pin_memory=pin_memory)
 
 
 def evaluation_loader(
@@ -213,6 +222,7 @@ def evaluation_loader(
     group_by_length: bool = True,
     rank: int = 0,
     world_size: int = 1,
+    pad_to_max: bool = False,
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Example]:
@@ -220,12 +230,30 @@ def evaluation_loader(
     batches = EvaluationBatches(
         dataset.lengths(), batch_size, group_by_length=group_by_length, rank=rank, world_size=world_size
     )
-    return _loader(dataset, batches, num_workers, pin_memory)
+    return loader_of(dataset, batches, pad_to_max=pad_to_max, num_workers=num_workers, pin_memory=pin_memory)
 
 
-def _loader(
-    dataset: TaskDataset, batches: Sampler[list[int]], num_workers: int, pin_memory: bool
+def loader_of(
+    dataset: TaskDataset,
+    batches: Sampler[list[int]],
+    *,
+    pad_to_max: bool = False,
+    num_workers: int = 0,
+    pin_memory: bool = False,
 ) -> DataLoader[Example]:
+    """The batches that a sampler names."""
     return DataLoader(
-        dataset, batch_sampler=batches, collate_fn=collate, num_workers=num_workers, pin_memory=pin_memory
+        dataset,
+        batch_sampler=batches,
+        collate_fn=partial(collate, length=dataset.spec.max_length if pad_to_max else None),
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_leave_signals_to_parent,
     )
+
+
+def _leave_signals_to_parent(worker: int) -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides when its workers end, and they end
+    with it in any case."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from skyformer.errors import InputError
 from skyformer.lra.examples import Integers, Symbols
 from skyformer.lra.places import find
 from skyformer.lra.storage import Manifest, StoredSplit, Variant
@@ -31,11 +30,8 @@ class Example(NamedTuple):
 class TaskDataset(Dataset[Example]):
     """One split of a task, memory-mapped; in worker processes it is opened anew rather than copied."""
 
-    def __init__(self, path: Path, spec: TaskSpec, max_length: int | None = None) -> None:
-        if max_length is not None and max_length < 1:
-            raise InputError(f"max_length must be at least 1, got {max_length}")
+    def __init__(self, path: Path, spec: TaskSpec) -> None:
         self.spec = spec
-        self.max_length = min(max_length or spec.max_length, spec.max_length)
         self._path = path
         self._stored: StoredSplit | None = None
 
@@ -60,7 +56,7 @@ class TaskDataset(Dataset[Example]):
         return Example(self._ids(stored.tokens[row]), int(stored.labels[row]), row, second)
 
     def _ids(self, symbols: Symbols) -> Tensor:
-        ids = symbols[: self.max_length].astype(np.int64) + FIRST_SYMBOL_ID
+        ids = symbols[: self.spec.max_length].astype(np.int64) + FIRST_SYMBOL_ID
         return torch.from_numpy(ids)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
@@ -68,7 +64,7 @@ class TaskDataset(Dataset[Example]):
 
     def lengths(self) -> Integers:
         """Tokens of each example; of a pair, the longer half."""
-        return np.minimum(self.stored.lengths(), self.max_length)
+        return np.minimum(self.stored.lengths(), self.spec.max_length)
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,10 @@ def load_task(
     level: str | None = None,
     max_length: int | None = None,
 ) -> Task:
-    """A task that `prepare` made ready with the same options; `max_length` cuts examples shorter still."""
-    variant = Variant.of(name, seed=seed, limit=limit, level=level)
+    """A task that `prepare` made ready with the same options; `max_length` cuts texts here, as they are read."""
+    variant = Variant.of(name, seed=seed, limit=limit, level=level, max_length=max_length)
     folder, manifest = find(variant, data_dir)
     files = [folder / manifest.splits[split].file for split in Split]
-    train, dev, test = (TaskDataset(file, variant.spec, max_length) for file in files)
-    return Task(variant.spec, train, dev, test, folder, manifest)
+    spec = variant.spec.cut_to(max_length)
+    train, dev, test = (TaskDataset(file, spec) for file in files)
+    return Task(spec, train, dev, test, folder, manifest)

@@ -5,10 +5,14 @@ no meaning. The generator follows LRA's distribution: a node above the greatest 
 probability 0.25 and has two to ten arguments; expressions are kept when their length (operators, digits and
 closing brackets) lies strictly between 500 and 2,000. Instead of one recursive tree at a time it grows
 thousands level by level with NumPy.
+
+Shorter expressions follow the same distribution with fewer levels, since every level makes an expression one and
+a half times as long: 0.25 operators a node, six arguments an operator.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +28,9 @@ WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 CLOSE = WORDS.index("]")
 FIRST_OPERATOR = WORDS.index("[MIN")
 NUM_OPERATORS = CLOSE - FIRST_OPERATOR
+SHORTEST = 16
+_SHALLOWEST = 3
+_GROWTH_A_LEVEL = 1.5
 _SYMBOL_OF_WORD = {word: symbol for symbol, word in enumerate(WORDS)}
 _SPACING = str.maketrans({"(": " ", ")": " ", "]": " ] "})
 
@@ -109,6 +116,16 @@ class ListOpsOptions:
     operator_probability: float = 0.25
     shorter_than: int = 2_000
     longer_than: int = 500
+
+    @classmethod
+    def up_to(cls, max_length: int) -> ListOpsOptions:
+        """Lengths strictly between a quarter of `max_length` and all of it, and as few levels as they ask for."""
+        whole = cls()
+        if not SHORTEST <= max_length <= whole.shorter_than:
+            raise InputError(f"max_length of listops must be from {SHORTEST} to {whole.shorter_than}, got {max_length}")
+        fewer = math.floor(math.log(whole.shorter_than / max_length, _GROWTH_A_LEVEL))
+        depth = max(_SHALLOWEST, whole.max_depth - fewer)
+        return cls(max_depth=depth, shorter_than=max_length, longer_than=max_length // 4)
 
 
 @dataclass(frozen=True)

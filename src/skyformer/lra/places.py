@@ -64,6 +64,8 @@ def prepare_command(variant: Variant, data_dir: Path | str | None = None) -> str
         parts.append(f"--data-dir {data_dir}")
     if variant.seed:
         parts.append(f"--seed {variant.seed}")
+    if variant.max_length is not None:
+        parts.append(f"--max-length {variant.max_length}")
     if variant.limit is not None:
         parts.append(f"--limit {variant.limit}")
     if variant.level is not None and variant.level != "hard":

@@ -63,6 +63,7 @@ def prepare(
     seed: int = 0,
     limit: int | None = None,
     level: str | None = None,
+    max_length: int | None = None,
     workers: int = 1,
     force: bool = False,
     progress: Progress | None = None,
@@ -70,9 +71,10 @@ def prepare(
     """Make a task ready and say where it is.
 
     ListOps and Pathfinder are generated, the others downloaded, unless `source` names files. `limit` keeps
-    at most so many examples of each split. What is ready already is left as it is, unless `force` is set.
+    at most so many examples of each split. `max_length` makes ListOps shorter; texts are kept whole, and cut as
+    they are loaded. What is ready already is left as it is, unless `force` is set.
     """
-    variant = Variant.of(task, seed=seed, limit=limit, level=level)
+    variant = Variant.of(task, seed=seed, limit=limit, level=level, max_length=max_length)
     if workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}")
     if source is not None and not source.exists():
@@ -197,9 +199,10 @@ def _write(batches: Iterable[tuple[Split, Examples]], job: _Job, place: Path) ->
 def _generate_listops(job: _Job) -> Iterator[tuple[Split, Examples]]:
     variant = job.variant
     job.progress.begin("writing expressions", sum(variant.size(split) for split in Split))
+    options = listops.ListOpsOptions.up_to(variant.spec.max_length)
     seen: set[bytes] = set()
     for number, split in enumerate(Split):
-        for examples in listops.generate(variant.size(split), (variant.seed, number), seen):
+        for examples in listops.generate(variant.size(split), (variant.seed, number), seen, options):
             yield split, examples
 
 

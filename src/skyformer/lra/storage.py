@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyformer.errors import DataError, InputError
 from skyformer.lra.examples import Examples, Integers, Ragged, Symbols
+from skyformer.lra.listops import ListOpsOptions
 from skyformer.lra.pathfinder import Level
 from skyformer.lra.tasks import Split, TaskSpec, task_spec
 
@@ -44,22 +45,37 @@ class Variant(BaseModel):
     seed: int = 0
     limit: int | None = None
     level: Level | None = None
+    max_length: int | None = None
 
     @classmethod
-    def of(cls, task: str, *, seed: int = 0, limit: int | None = None, level: str | None = None) -> Variant:
-        """The variant with these options, each checked."""
-        task_spec(task)
+    def of(
+        cls,
+        task: str,
+        *,
+        seed: int = 0,
+        limit: int | None = None,
+        level: str | None = None,
+        max_length: int | None = None,
+    ) -> Variant:
+        """The variant with these options, each checked; texts are kept whole whatever `max_length` is."""
+        task_spec(task).cut_to(max_length)
         if seed < 0:
             raise InputError(f"seed must not be negative, got {seed}")
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1 example a split, got {limit}")
         if level is not None and task != "pathfinder":
             raise InputError(f"only pathfinder has levels, {task} does not: leave out level={level!r}")
-        return cls(task=task, seed=seed, limit=limit, level=_level(level) if task == "pathfinder" else None)
+        return cls(
+            task=task,
+            seed=seed,
+            limit=limit,
+            level=_level(level) if task == "pathfinder" else None,
+            max_length=_shorter(max_length) if task == "listops" else None,
+        )
 
     @property
     def spec(self) -> TaskSpec:
-        return task_spec(self.task)
+        return task_spec(self.task).cut_to(self.max_length)
 
     @property
     def name(self) -> str:
@@ -67,6 +83,8 @@ class Variant(BaseModel):
         parts = [self.task]
         if self.level not in (None, Level.HARD):
             parts.append(self.level.value)
+        if self.max_length is not None:
+            parts.append(f"length{self.max_length}")
         if self.seed:
             parts.append(f"seed{self.seed}")
         if self.limit is not None:
@@ -85,6 +103,13 @@ def _level(name: str | None) -> Level:
     if name not in list(Level):
         raise InputError(f"unknown pathfinder level {name!r}; known: {', '.join(Level)}")
     return Level(name)
+
+
+def _shorter(max_length: int | None) -> int | None:
+    """The length of ListOps where it is not LRA's own."""
+    if max_length is None or ListOpsOptions.up_to(max_length) == ListOpsOptions():
+        return None
+    return max_length
 
 
 class SplitRecord(BaseModel):

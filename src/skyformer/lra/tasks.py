@@ -7,10 +7,10 @@ words of ListOps. So a black pixel is id 1, and never mistaken for padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from skyformer.errors import UnknownNameError
+from skyformer.errors import InputError, UnknownNameError
 
 PADDING_ID = 0
 FIRST_SYMBOL_ID = 1
@@ -61,6 +61,19 @@ class TaskSpec:
     def padded_length(self) -> int:
         """The longest a padded batch can be: `max_length` rounded up as the collator rounds."""
         return round_up(self.max_length)
+
+    def cut_to(self, max_length: int | None) -> TaskSpec:
+        """The task with examples of at most `max_length` tokens; half an image would be another task."""
+        if max_length is None:
+            return self
+        if max_length < 1:
+            raise InputError(f"max_length must be at least 1, got {max_length}")
+        if self.image_side is not None and max_length < self.max_length:
+            raise InputError(
+                f"max_length must be at least {self.max_length} for {self.name}, whose images cannot be cut; "
+                f"got {max_length}: leave it out"
+            )
+        return self if max_length >= self.max_length else replace(self, max_length=max_length)
 
 
 def round_up(length: int, multiple: int = PADDING_MULTIPLE) -> int:

@@ -23,7 +23,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.project_in = nn.Linear(config.dim, 3 * config.dim)
-        with _random_numbers_of_its_own():
+        with random_numbers_of_its_own():
             self.attention = config.build_attention(layer)
         self.project_out = nn.Linear(config.dim, config.dim)
 
@@ -86,7 +86,7 @@ class SkyformerEncoder(StoredModel):
 
 
 @contextmanager
-def _random_numbers_of_its_own() -> Iterator[None]:
+def random_numbers_of_its_own() -> Iterator[None]:
     """However much is drawn inside, what comes after goes on from the same random numbers: two models of one seed
     then differ in their attention alone."""
     seed = draw_seed(None)

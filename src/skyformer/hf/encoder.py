@@ -1,0 +1,187 @@
+"""What a Skyformer model is made of: embeddings, self-attention behind transformers' interface, and pre-norm layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from skyformer.errors import InputError, ShapeError
+from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
+from skyformer.model.encoder import random_numbers_of_its_own
+
+
+class SkyformerEmbeddings(nn.Module):
+    """A vector for each token, plus one for its position, plus one for its segment if the model knows segments."""
+
+    def __init__(self, config: SkyformerConfig) -> None:
+        super().__init__()
+        # Without padding_idx: only the mask says what is padding.
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        kinds = config.type_vocab_size
+        self.token_type_embeddings = nn.Embedding(kinds, config.hidden_size) if kinds else None
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+    ) -> Tensor:
+        """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size) in their place, to (B, n, hidden_size)."""
+        words = self._words(input_ids, mask) if inputs_embeds is None else inputs_embeds
+        self._check_length(words.shape[1])
+        if position_ids is None:
+            position_ids = positions_from_first_token(mask, words.shape[1], words.device)
+        check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
+        x: Tensor = words + self.position_embeddings(position_ids)
+        return x + self._segments(token_type_ids)
+
+    def _words(self, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+            raise ShapeError(f"input_ids must be a tensor (B, n) of integers; got {_describe(input_ids)}")
+        if mask is not None:
+            input_ids = input_ids.masked_fill(~mask, 0)
+        check_range("input_ids", input_ids, self.word_embeddings.num_embeddings, "vocab_size")
+        words: Tensor = self.word_embeddings(input_ids)
+        return words
+
+    def _segments(self, token_type_ids: Tensor | None) -> Tensor | float:
+        """The vectors of the segments; tokenizers number them whether or not a model knows any, so all zeros pass."""
+        table = self.token_type_embeddings
+        kinds = 1 if table is None else table.num_embeddings
+        if token_type_ids is not None:
+            check_range("token_type_ids", token_type_ids, kinds, "type_vocab_size")
+        if table is None:
+            return 0.0
+        return table.weight[0] if token_type_ids is None else table(token_type_ids)
+
+    def _check_length(self, length: int) -> None:
+        longest = self.position_embeddings.num_embeddings
+        if length > longest:
+            raise ShapeError(
+                f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Cut the "
+                "text (truncation=True), or build the model with more"
+            )
+
+
+def positions_from_first_token(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """How far each token is from the first real one, (B or 1, n): the same whichever side is padded."""
+    places = torch.arange(length, device=device).unsqueeze(0)
+    if mask is None:
+        return places
+    first = mask.to(torch.uint8).argmax(1, keepdim=True)
+    return (places - first).clamp(min=0)
+
+
+def check_range(name: str, numbers: Tensor, bound: int, setting: str) -> None:
+    """On the CPU alone: elsewhere a look at the data makes the device wait, and tracing has none to look at."""
+    if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
+        return
+    low, high = (int(end) for end in numbers.aminmax())
+    if low < 0 or high >= bound:
+        raise InputError(f"{name} must be from 0 to {bound - 1}, for {setting} says so; got {low} to {high}")
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention with its weights (B, H, L, S) formed: what `attn_implementation="eager"` means."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+    out = nn.functional.dropout(weights, dropout, module.training) @ value
+    return out.transpose(1, 2), weights
+
+
+def config_attention_forward(
+    module: SkyformerSelfAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The mechanism that the config names, in the shape of transformers' attention functions."""
+    out: Tensor = module.mechanism(query, key, value, key_mask=attention_mask)
+    return out.transpose(1, 2), None
+
+
+class SkyformerSelfAttention(nn.Module):
+    """One projection to queries, keys and values, an attention, and a projection of what its heads found.
+
+    With the implementation "config" the attention is `mechanism`, whose parameters belong to the model; any other name
+    is looked up in transformers' interface, and `mechanism` rests.
+    """
+
+    is_causal = False
+
+    def __init__(self, config: SkyformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
+        self.scaling = (config.hidden_size // config.num_attention_heads) ** -0.5
+        self.project_in = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        with random_numbers_of_its_own():
+            self.mechanism = config.model_settings().build_attention(layer_idx)
+        self.project_out = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """x (B, n, hidden_size) to the same shape, and the attention weights if the implementation forms them."""
+        sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
+        attend = self._implementation()
+        dropout = self.dropout if self.training else 0.0
+        found, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return self.project_out(found.flatten(2)), weights
+
+    def _implementation(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        name = self.config._attn_implementation
+        if name == CONFIG_ATTENTION:
+            return config_attention_forward
+        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+
+
+class SkyformerLayer(GradientCheckpointingLayer):
+    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
+
+    def __init__(self, config: SkyformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = SkyformerSelfAttention(config, layer_idx)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = mlp(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """x (B, n, hidden_size) to the same shape."""
+        found, _ = self.attention(self.attention_norm(x), attention_mask, **kwargs)
+        x = x + self.dropout(found)
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+def mlp(config: SkyformerConfig, outputs: int) -> nn.Sequential:
+    """hidden_size, intermediate_size, outputs with GELU."""
+    return nn.Sequential(
+        nn.Linear(config.hidden_size, config.intermediate_size),
+        nn.GELU(),
+        nn.Linear(config.intermediate_size, outputs),
+    )
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

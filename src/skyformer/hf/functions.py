@@ -1,0 +1,253 @@
+"""The attention functions of transformers: Skyformer, approximate, and Kernelized Attention, exact.
+
+transformers calls such a function with the attention module, query (B, H, L, P), key and value (B, H or fewer, S, P),
+a mask, and settings; it gets back (B, L, H, P), and the attention weights (B, H, L, S) or None.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import output_capturing
+
+from skyformer.errors import IgnoredSettingWarning, UnsupportedError
+from skyformer.functional import kernelized_attention, skyformer_attention
+from skyformer.hf.layers import layer_generator
+from skyformer.hf.masks import Pattern, pattern_pinned_to, read_mask
+from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, with what the library leaves open made out: heads are equal, the pattern and the scale are known."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    pattern: Pattern
+    dropout: float
+    scale: float | None
+
+
+class RegisteredAttention(abc.ABC):
+    """What is registered under a name. Subclasses write `attend`."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.local_layers = name, options.local_layers
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._is_local(attention_mask, others):
+            by_sdpa: tuple[Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
+            )
+            return by_sdpa
+        self._refuse_terms(module, others)
+        key, value = (_for_every_head(x, query.shape[1]) for x in (key, value))
+        visible = read_mask(attention_mask, query.shape[0], key.shape[2])
+        pattern = visible.pattern or _pattern_of_module(module, is_causal, query.shape[2], key.shape[2])
+        self._refuse_patterns(module, pattern)
+        query, scale = _unscaled(module, query, scaling)
+        call = Call(module, query, key, value, visible.key_mask, pattern, dropout, scale)
+        if not _wants_weights(module, others):
+            return self.attend(call).transpose(1, 2).contiguous(), None
+        # The weights are what multiplies the values, so attending to the identity beside them yields both.
+        out = self.attend(replace(call, value=torch.cat([value, _identity(value)], -1)))
+        size = value.shape[-1]
+        return out[..., :size].transpose(1, 2).contiguous(), out[..., size:]
+
+    @abc.abstractmethod
+    def attend(self, call: Call) -> Tensor:
+        """(B, H, L, Pv)."""
+
+    def _is_local(self, mask: Tensor | None, others: Mapping[str, Any]) -> bool:
+        """Whether the layer looks through a window; an error where such layers are refused."""
+        pattern, window = pattern_pinned_to(mask), others.get("sliding_window")
+        if window is None and (pattern is None or not pattern.local):
+            return False
+        if self.local_layers == "sdpa":
+            return True
+        raise UnsupportedError(
+            f"attention {self.name!r} sees the whole sequence, but this layer asks for a sliding window. Let such "
+            f"layers keep their softmax attention, register({self.name!r}, local_layers='sdpa'), or load the model "
+            "without windows (ModernBERT: layer_types=['full_attention'] * num_hidden_layers)"
+        )
+
+    def _refuse_terms(self, module: nn.Module, others: Mapping[str, Any]) -> None:
+        for term, meaning in _TERMS.items():
+            if others.get(term) is not None:
+                raise UnsupportedError(
+                    f"attention {self.name!r} never forms the scores, but {type(module).__name__} passes {term}: "
+                    f"{meaning}. Use attn_implementation='sdpa' or 'eager' for this model"
+                )
+
+    def _refuse_patterns(self, module: nn.Module, pattern: Pattern) -> None:
+        if pattern.other is not None:
+            raise UnsupportedError(
+                f"attention {self.name!r} takes padding masks, but {type(module).__name__} asks for {pattern.other}. "
+                "Use attn_implementation='sdpa' or 'eager' for this model"
+            )
+
+
+_TERMS = {
+    "position_bias": "a bias for every pair of positions",
+    "softcap": "a bound on the scores",
+    "s_aux": "scores of attention sinks",
+    "indices": "a choice of keys for every query",
+    "block_indices": "a choice of keys for every query",
+    "cu_seq_lens_q": "several sequences packed into one row",
+    "cache": "a paged cache",
+}
+"""What some models pass besides, and what it would do."""
+
+
+class ApproximateAttention(RegisteredAttention):
+    """Skyformer: landmarks from the layer's own stream, no causality, no dropout of weights."""
+
+    def __init__(self, name: str, options: SkyformerOptions) -> None:
+        super().__init__(name, options)
+        self.options, self._told_about_dropout = options, False
+
+    # Drawing landmarks breaks a graph anyway; here it breaks in one place.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(self, call: Call) -> Tensor:
+        if call.pattern.causal:
+            raise UnsupportedError(
+                f"attention {self.name!r} cannot serve {type(call.module).__name__}, which is causal: every output "
+                "passes through landmarks from the whole sequence. The exact form can: "
+                "skyformer.hf.register('kernelized') and attn_implementation='kernelized'"
+            )
+        if call.dropout > 0:
+            self._tell_about_dropout(call)
+        options = self.options
+        return skyformer_attention(
+            call.query,
+            call.key,
+            call.value,
+            num_landmarks=options.num_landmarks,
+            landmarks=options.sampler,
+            key_mask=call.key_mask,
+            gamma=options.gamma,
+            solver=options.solver,
+            scale=call.scale,
+            kernel=options.kernel,
+            generator=layer_generator(call.module, options.seed),
+            memory_budget=options.memory_budget,
+        )
+
+    def _tell_about_dropout(self, call: Call) -> None:
+        if self._told_about_dropout:
+            return
+        self._told_about_dropout = True
+        warnings.warn(
+            f"attention {self.name!r} forms no attention weights to drop, so the model's attention dropout of "
+            f"{call.dropout:g} has no effect; its other dropout has. To silence this, set "
+            f"{_name_of_dropout(call)} to 0 in the config",
+            IgnoredSettingWarning,
+            stacklevel=2,
+        )
+
+
+def _name_of_dropout(call: Call) -> str:
+    """How the model's config calls its attention dropout."""
+    settings = vars(call.module.config) if hasattr(call.module, "config") else {}
+    names = [name for name, number in settings.items() if "att" in name and "drop" in name and number == call.dropout]
+    return " or ".join(names) or "the attention dropout"
+
+
+class ExactAttention(RegisteredAttention):
+    """Kernelized Attention, causal or not."""
+
+    def __init__(self, name: str, options: KernelizedOptions) -> None:
+        super().__init__(name, options)
+        self.options = options
+
+    def attend(self, call: Call) -> Tensor:
+        if not call.pattern.causal:
+            return self._attend(call, is_causal=False)
+        # Queries may begin behind keys that a cache holds, and a cache may be longer than what it holds.
+        first, length = call.pattern.first_query, call.query.shape[2]
+        call = _first_keys(call, first + length)
+        if length == 1:
+            return self._attend(call, is_causal=False)
+        call = replace(call, query=F.pad(call.query, (0, 0, first, 0)))
+        return self._attend(call, is_causal=True)[:, :, first:]
+
+    def _attend(self, call: Call, is_causal: bool) -> Tensor:
+        return kernelized_attention(
+            call.query,
+            call.key,
+            call.value,
+            key_mask=call.key_mask,
+            is_causal=is_causal,
+            scale=call.scale,
+            kernel=self.options.kernel,
+            dropout_p=call.dropout,
+            memory_budget=self.options.memory_budget,
+        )
+
+
+def _first_keys(call: Call, count: int) -> Call:
+    key_mask = None if call.key_mask is None else call.key_mask[:, :count]
+    return replace(call, key=call.key[:, :, :count], value=call.value[:, :, :count], key_mask=key_mask)
+
+
+def _for_every_head(x: Tensor, num_heads: int) -> Tensor:
+    """Keys or values (B, G, S, P) that groups of heads share, one for each head."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
+
+
+def _pattern_of_module(module: nn.Module, is_causal: bool | None, num_queries: int, num_keys: int) -> Pattern:
+    """What a module says of itself, where the mask says nothing."""
+    if is_causal is None:
+        by_config = getattr(getattr(module, "config", None), "is_causal", True)
+        is_causal = bool(getattr(module, "is_causal", False) and by_config)
+    return Pattern(causal=is_causal, first_query=max(0, num_keys - num_queries) if is_causal else 0)
+
+
+def _unscaled(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float | None]:
+    """Some models (Whisper, OPT) multiply the queries by head_dim ** -0.5 themselves and ask for a scale of 1. A kernel
+    of distances needs queries and keys of one measure, so the queries get theirs back."""
+    own = getattr(module, "scaling", None)
+    if scaling != 1.0 or not isinstance(own, float) or own != query.shape[-1] ** -0.5:
+        return query, scaling
+    return query / own, own
+
+
+def _wants_weights(module: nn.Module, others: Mapping[str, Any]) -> bool:
+    """Whether someone asks for the weights: in the call, in the config, or, where a model does not pass that on, by the
+    library's recording of outputs."""
+    of_config = getattr(getattr(module, "config", None), "output_attentions", False)
+    return bool(others.get("output_attentions") or of_config or _records_weights())
+
+
+def _records_weights() -> bool:
+    collector = getattr(output_capturing, "_active_collector", None)
+    recorded = collector.get() if collector is not None else None
+    return recorded is not None and any("attentions" in kind for kind in recorded)
+
+
+def _identity(value: Tensor) -> Tensor:
+    """(B, H, S, S) beside values (B, H, S, Pv)."""
+    size = value.shape[2]
+    return torch.eye(size, dtype=value.dtype, device=value.device).expand(*value.shape[:2], size, size)

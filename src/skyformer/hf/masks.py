@@ -1,0 +1,158 @@
+"""Masks: a mask function that leaves padding in two dimensions, and what an attention makes of the mask it is handed.
+
+transformers builds masks from a function of indices (causal, bidirectional, sliding windows, ...) and a padding mask
+(B, S). `plain_mask` returns the padding mask and pins the pattern of the indices to it; `read_mask` takes both apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
+
+from skyformer.errors import MaskError, UnsupportedError
+
+_PIN = "_skyformer_pattern"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query sees, apart from padding: all, or the earlier ones (`first_query` is the position of the first
+    query among the keys), or what neither describes, told in words."""
+
+    causal: bool = False
+    first_query: int = 0
+    local: bool = False
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The keys that are no padding, bool (B, S) or None for all; and the pattern, None when the mask does not say."""
+
+    key_mask: Tensor | None
+    pattern: Pattern | None
+
+
+def plain_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    config: object = None,
+    **others: Any,
+) -> Tensor | None:
+    """The padding mask, bool (B, S), with its pattern pinned to it; None if every query sees every key."""
+    if not torch.compiler.is_compiling():
+        _refuse_strangers(type(config).__module__, type(config).__name__)
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
+    pattern = _pattern_of(mask_function, local_size, int(q_offset) - int(kv_offset))
+    if pattern == Pattern():
+        return None if padding is None or _all_true(padding) else padding
+    if padding is None:
+        padding = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    return pin(padding.view_as(padding), pattern)
+
+
+def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -> Tensor | None:
+    """`plain_mask`, but for layers with a window the (B, 1, L, S) mask of sdpa."""
+    if local_size is None:
+        return plain_mask(**arguments)
+    mask = sdpa_mask(local_size=local_size, **arguments)
+    return None if mask is None else pin(mask, Pattern(local=True))
+
+
+@cache
+def _refuse_strangers(config_module: str, config_name: str) -> None:
+    """An error for a model that builds its mask by `attn_implementation` but then attends by code of its own, which
+    expects a mask of four dimensions."""
+    configuration, _, model = config_module.rpartition(".configuration_")
+    modeling = sys.modules.get(f"{configuration}.modeling_{model}")
+    if modeling is not None and "ALL_ATTENTION_FUNCTIONS" not in inspect.getsource(modeling):
+        raise UnsupportedError(
+            f"{config_name.removesuffix('Config')} models have an attention of their own and do not ask "
+            "transformers' attention interface; use attn_implementation='eager' for them, or another model"
+        )
+
+
+def pin(mask: Tensor, pattern: Pattern) -> Tensor:
+    """`mask` with the pattern as an attribute; an operation on the mask loses it."""
+    setattr(mask, _PIN, pattern)
+    return mask
+
+
+def pattern_pinned_to(mask: Tensor | None) -> Pattern | None:
+    return getattr(mask, _PIN, None)
+
+
+def _pattern_of(mask_function: Callable[..., Any], local_size: int | None, first_query: int) -> Pattern:
+    if mask_function is bidirectional_mask_function:
+        return Pattern()
+    if mask_function is causal_mask_function:
+        return Pattern(causal=True, first_query=first_query)
+    if local_size is not None:
+        return Pattern(local=True, other=f"a window of {local_size} tokens")
+    return Pattern(other="a pattern of the model's own, such as several sequences packed into one row")
+
+
+def _all_true(mask: Tensor) -> bool:
+    """Whether nothing is masked, where that can be asked: a graph being traced holds no values."""
+    return not torch.compiler.is_compiling() and not mask.is_meta and bool(mask.all())
+
+
+def read_mask(mask: Tensor | None, batch: int, num_keys: int) -> Visible:
+    """The key mask in what a model hands to its attention, (B, S) or (B, 1 or H, 1 or L, S)."""
+    if mask is None:
+        return Visible(None, None)
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        came = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise MaskError(f"attention_mask must be a tensor (B, S) or (B, 1, L, S); got {came}")
+    if mask.dim() == 4:
+        # Such a mask is all there is to know, so whether the module is causal no longer matters.
+        return Visible(_key_mask_of(mask)[:, :num_keys].expand(batch, -1), Pattern())
+    pattern = pattern_pinned_to(mask)
+    return Visible(mask if mask.dtype == torch.bool or mask.is_floating_point() else mask.bool(), pattern)
+
+
+def _key_mask_of(mask: Tensor) -> Tensor:
+    """(B, S) from a mask (B, 1 or H, 1 or L, S) that is the same for all queries and heads."""
+    row = mask[:, :1, :1]
+    if not bool((mask == row).all()):
+        raise UnsupportedError(
+            f"attention_mask of shape {tuple(mask.shape)} hides different keys from different queries or heads; this "
+            "attention never forms the (L, S) scores, so it takes padding only, the same keys for all. Pass the "
+            "padding as attention_mask (B, S), or use attn_implementation='sdpa' or 'eager'"
+        )
+    row = row[:, 0, 0]
+    if row.dtype == torch.bool:
+        return row
+    visible, hidden = row == 0, row <= _HIDDEN
+    if not row.is_floating_point() or not bool((visible | hidden).all()):
+        raise MaskError(
+            "attention_mask (B, 1, L, S) must be bool, True = attend, or float with 0 = attend and -inf (or at most "
+            f"-10000) = ignore; got {row.dtype} with values from {float(row.min()):g} to {float(row.max()):g}"
+        )
+    return visible
+
+
+_HIDDEN = -9999.0
+"""A score lowered by as much has no weight left. Older models write -10000 for it."""

@@ -1,0 +1,204 @@
+"""RunConfig: everything that decides a run, typed, checked, and short enough to read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from skyformer.checks import LARGEST_INTEGER
+from skyformer.errors import InputError
+from skyformer.lra.storage import Variant
+from skyformer.lra.tasks import TaskSpec, round_up, task_spec
+from skyformer.model import ModelConfig
+from skyformer.training.documents import dump_yaml, parse_yaml
+from skyformer.training.settings import Settings
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+_DECIDES_NOTHING: dict[str, bool | set[str]] = {
+    "note": True,
+    "loop": {"workers", "log_every", "checkpoint_every"},
+    "hardware": {"accelerator", "threads"},
+}
+"""Settings that change where and how a run is computed, but not what comes out."""
+
+
+class TaskConfig(Settings):
+    """Which data."""
+
+    section: ClassVar[str] = "task"
+
+    name: str = Field(description="listops, text, retrieval, pathfinder or image")
+    level: str | None = Field(default=None, description="of Pathfinder: easy, intermediate or hard")
+    data_seed: Seed = Field(default=0, description="the seed that the data was prepared with")
+    limit: Count | None = Field(default=None, description="the limit that the data was prepared with")
+    max_length: Count | None = Field(default=None, description="text is cut to it, ListOps made no longer than it")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        spec = task_spec(self.name)
+        if self.max_length is not None and spec.image_side is not None:
+            raise InputError(f"task.max_length must be left out: the pictures of {self.name} are not cut")
+        if self.max_length is not None and self.max_length > spec.max_length:
+            raise InputError(
+                f"task.max_length must be at most {spec.max_length} for {self.name}; got {self.max_length}"
+            )
+        self.variant()
+        return self
+
+    def variant(self) -> Variant:
+        """The version of the task that must be prepared; its options are checked as it is made."""
+        return Variant.of(
+            self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+        return self.max_length or task_spec(self.name).max_length
+
+
+class ModelSettings(Settings):
+    """The model, but for what the task decides; see `skyformer.ModelConfig`."""
+
+    section: ClassVar[str] = "model"
+
+    attention: str = "skyformer"
+    attention_options: dict[str, JsonValue] = Field(default_factory=dict)
+    dim: Count = 64
+    hidden_dim: Count = 128
+    num_layers: Count = 2
+    num_heads: Count = 2
+    dropout: Share = 0.1
+    attention_dropout: Share = 0.0
+    checkpoint_activations: bool = False
+
+
+def _as_pair(betas: Any) -> Any:
+    """YAML has lists, and no pairs."""
+    return tuple(betas) if isinstance(betas, list) else betas
+
+
+class OptimConfig(Settings):
+    """AdamW under a schedule that rises linearly for `warmup_steps` and falls linearly to nothing."""
+
+    section: ClassVar[str] = "optim"
+
+    lr: float = Field(gt=0, description="the highest learning rate, at the end of the warm-up")
+    warmup_steps: int = Field(ge=1, le=LARGEST_INTEGER)
+    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_pair)] = (0.9, 0.999)
+    eps: float = Field(default=1e-6, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_value: float | None = Field(default=1.0, gt=0, description="no entry of a gradient is larger; null = any")
+
+
+class LoopConfig(Settings):
+    """How long, in what portions, and how often to look."""
+
+    section: ClassVar[str] = "loop"
+
+    steps: Count = Field(description="updates of the weights")
+    batch_size: Count = Field(description="examples a device and a backward pass")
+    accumulate: Count = Field(default=1, description="backward passes an update")
+    group_by_length: bool = Field(default=True, description="batches of similar lengths, with less padding")
+    pad_to_max: bool = Field(default=False, description="pad every batch to the longest length of the task")
+    eval_every: Count = Field(description="steps between evaluations on the dev set; there is one at the end, too")
+    eval_batch_size: Count | None = Field(default=None, description="null = batch_size")
+    checkpoint_every: Count = Field(description="steps between checkpoints")
+    log_every: Count = Field(description="steps between rows of metrics.csv")
+    workers: int = Field(default=0, ge=0, le=1024, description="processes that load data; 0 = the training process")
+
+
+class HardwareConfig(Settings):
+    """Where to compute; the names are Lightning's."""
+
+    section: ClassVar[str] = "hardware"
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps", "tpu"] = "auto"
+    devices: Literal["auto"] | Count = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    precision: Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"] = "32-true"
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="CPU threads of torch")
+
+
+class RunConfig(Settings):
+    """One run: a preset, a seed, and the settings in full."""
+
+    preset: str = Field(pattern=r"^[a-z0-9_]{1,32}$", description="the preset that the settings come from")
+    note: str = Field(default="", max_length=5000, description="how the run departs from the paper; in every result")
+    seed: Seed = 0
+    task: TaskConfig
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    optim: OptimConfig
+    loop: LoopConfig
+    hardware: HardwareConfig = Field(default_factory=HardwareConfig)
+
+    @model_validator(mode="after")
+    def _check_contradictions(self) -> Self:
+        if self.optim.warmup_steps >= self.loop.steps:
+            raise InputError(
+                f"optim.warmup_steps must be below loop.steps; got {self.optim.warmup_steps} and {self.loop.steps}. "
+                f"Try --set optim.warmup_steps={max(1, self.loop.steps // 10)}"
+            )
+        self.build_model_config()
+        return self
+
+    def build_model_config(self, spec: TaskSpec | None = None) -> ModelConfig:
+        """The model's config: these settings and what the task decides."""
+        spec = task_spec(self.task.name) if spec is None else spec
+        return ModelConfig(
+            vocab_size=spec.vocab_size,
+            max_length=round_up(min(self.task.longest, spec.max_length)),
+            num_classes=spec.num_classes,
+            seed=self.seed,
+            **dict(self.model),
+        )
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits over everything that decides the result."""
+        settings = json.dumps(self.deciding_settings(), sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:8]
+
+    def deciding_settings(self) -> dict[str, Any]:
+        """The settings that decide the result, seed included, as plain data."""
+        return self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
+
+    def departures(self, other: RunConfig) -> list[str]:
+        """The settings that decide the result and are not what they are in `other`, as `name=value`."""
+        own, others = (flatten(config.deciding_settings()) for config in (self, other))
+        names = [name for name in own | others if own.get(name) != others.get(name)]
+        return [f"{name}={own.get(name)}" for name in names]
+
+    def run_name(self) -> str:
+        """The name of the run's folder."""
+        return f"{self.task.name}-{self.model.attention}-{self.preset}-seed{self.seed}-{self.digest()}"
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def to_yaml(config: RunConfig) -> str:
+    """A config as it is kept in a run and printed by `--show-config`."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def from_yaml(text: str, what: str = "the config") -> RunConfig:
+    """The config that `to_yaml` wrote; `what` names it in errors."""
+    content = parse_yaml(text, what)
+    if not isinstance(content, dict):
+        raise InputError(f"{what} must be a mapping with task, model, optim, loop ...; got {type(content).__name__}")
+    try:
+        return RunConfig(**content)
+    except InputError as invalid:
+        raise InputError(f"{what}: {invalid}") from invalid

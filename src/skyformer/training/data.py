@@ -1,0 +1,72 @@
+"""The data of a run for Lightning: training batches from the step a run is at, evaluation over every example once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader, Sampler
+
+from skyformer.lra.batching import EvaluationBatches, loader_of, training_loader
+from skyformer.lra.dataset import Example, Task
+from skyformer.lra.tasks import Split
+from skyformer.training.config import LoopConfig
+
+
+class EvenBatches(Sampler[list[int]]):
+    """A process's share of the evaluation, then stand-ins of one example until all processes have had equally many.
+
+    A process that ran out of batches would leave the others waiting where a wrapped model talks to its copies. Only the
+    first `count` batches are to be scored.
+    """
+
+    def __init__(self, batches: EvaluationBatches, most: int) -> None:
+        self._batches, self._most = batches, most
+
+    @property
+    def count(self) -> int:
+        return len(self._batches)
+
+    def __len__(self) -> int:
+        return self._most
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from self._batches
+        yield from ([0] for _ in range(self._most - self.count))
+
+
+class TaskData(pl.LightningDataModule):
+    """The three sets of a task, in the portions that a run asks for."""
+
+    def __init__(self, task: Task, loop: LoopConfig, seed: int) -> None:
+        super().__init__()
+        self.task, self.loop, self.seed = task, loop, seed
+
+    def train_dataloader(self) -> DataLoader[Example]:
+        """Without end, from the step that the trainer is at, be it the first or one restored."""
+        trainer, loop = self.trainer, self.loop
+        assert trainer is not None
+        return training_loader(
+            self.task.train,
+            loop.batch_size,
+            seed=self.seed,
+            group_by_length=loop.group_by_length,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            start_step=trainer.global_step * loop.accumulate,
+            pad_to_max=loop.pad_to_max,
+            num_workers=loop.workers,
+            pin_memory=trainer.strategy.root_device.type == "cuda",
+        )
+
+    def evaluation(
+        self, split: Split, batch_size: int | None = None, rank: int = 0, world_size: int = 1
+    ) -> EvenBatches:
+        """Which examples of a split this process evaluates."""
+        size = batch_size or self.loop.eval_batch_size or self.loop.batch_size
+        lengths = self.task[split].lengths()
+        batches = EvaluationBatches(lengths, size, rank=rank, world_size=world_size)
+        return EvenBatches(batches, most=len(EvaluationBatches(lengths, size, rank=0, world_size=world_size)))
+
+    def loader(self, split: Split, batches: EvenBatches) -> DataLoader[Example]:
+        return loader_of(self.task[split], batches, pad_to_max=self.loop.pad_to_max, num_workers=self.loop.workers)

@@ -1,0 +1,165 @@
+"""What a trained run says of new input: a text, an expression, two papers, or a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from skyformer.errors import DataError, InputError
+from skyformer.lra import listops
+from skyformer.lra.batching import Batch, collate
+from skyformer.lra.dataset import Example
+from skyformer.lra.examples import Symbols
+from skyformer.lra.image import grey
+from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec, task_spec
+from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.training.runs import Run
+
+Input = str | bytes | Path
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest label, its name, and the probability of every label."""
+
+    label: int
+    name: str
+    probabilities: tuple[float, ...]
+
+
+def predict(run: Run, *inputs: Input, cut: bool = False) -> Prediction:
+    """What the best model of a run says of one example.
+
+    Args:
+        run: a trained run. inputs: a text (str or bytes), a ListOps expression, the path (or bytes) of a 32x32
+            picture; two texts for retrieval.
+        cut: shorten a text that is too long, as the training data was, instead of refusing it.
+    """
+    return Predictor(run)(*inputs, cut=cut)
+
+
+class Predictor:
+    """The best model of a run, loaded once for many predictions."""
+
+    def __init__(self, run: Run) -> None:
+        self.spec = task_spec(run.config.task.name)
+        self.longest = run.config.task.longest
+        self.model = load_best_model(run)
+
+    @property
+    def inputs_an_example(self) -> int:
+        return 2 if self.spec.paired else 1
+
+    def __call__(self, *inputs: Input, cut: bool = False) -> Prediction:
+        if len(inputs) != self.inputs_an_example:
+            raise InputError(f"{self.spec.name} needs {self.inputs_an_example} inputs an example; got {len(inputs)}")
+        tokens = [self._tokens(given, cut) for given in inputs]
+        batch = collate([Example(tokens[0], 0, 0, *tokens[1:])])
+        with torch.inference_mode():
+            probabilities = torch.softmax(_logits(self.model, batch).double(), -1)[0]
+        label = int(probabilities.argmax())
+        return Prediction(label, self.spec.label_names[label], tuple(probabilities.tolist()))
+
+    def _tokens(self, given: Input, cut: bool) -> Tensor:
+        symbols = _reader(self.spec)(given)
+        if cut and self._is_text:
+            symbols = symbols[: self.longest]
+        self._check_length(len(symbols))
+        return torch.from_numpy(symbols.astype(np.int64) + FIRST_SYMBOL_ID)
+
+    def _check_length(self, length: int) -> None:
+        unit, advice = ("bytes", " or use --cut") if self._is_text else ("tokens", "")
+        if length == 0:
+            raise InputError(f"the input is empty; {self.spec.name} needs 1 to {self.longest:,} {unit}")
+        if length > self.longest:
+            raise InputError(
+                f"the input has {length:,} {unit}, longer than the {self.longest:,} that this model reads; "
+                f"shorten it{advice}"
+            )
+
+    @property
+    def _is_text(self) -> bool:
+        return self.spec.image_side is None and self.spec.name != "listops"
+
+
+def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
+    """The best model of a run, which must be the one that its config describes."""
+    if not run.model_folder.is_dir():
+        raise InputError(f"{run.folder} has no model yet: {_why_not_yet(run)}")
+    spec = task_spec(run.config.task.name)
+    model = (PairClassifier if spec.paired else SequenceClassifier).from_pretrained(run.model_folder)
+    expected = run.config.build_model_config(spec)
+    if model.config != expected:
+        names = [name for name, value in expected if getattr(model.config, name) != value]
+        raise DataError(f"{run.model_folder} is not the model of this run: {', '.join(names)} differ from its config")
+    return model
+
+
+def _why_not_yet(run: Run) -> str:
+    state, loop = run.state, run.config.loop
+    advice = "" if state.state == "running" else f"; go on with: skyformer train --resume {run.folder}"
+    first = min(loop.eval_every, loop.steps)
+    return f"it is {state.state} at step {state.step}, and its first evaluation is at step {first}{advice}"
+
+
+def _logits(model: SequenceClassifier | PairClassifier, batch: Batch) -> Tensor:
+    if isinstance(model, PairClassifier):
+        assert batch.second is not None
+        return model(batch.tokens, batch.second, batch.mask, batch.second_mask)
+    return model(batch.tokens, batch.mask)
+
+
+def _reader(spec: TaskSpec) -> Callable[[Input], Symbols]:
+    if spec.image_side is not None:
+        side = spec.image_side
+        return lambda given: _read_picture(given, side)
+    return _read_expression if spec.name == "listops" else _read_text
+
+
+def _read_text(given: Input) -> Symbols:
+    return np.frombuffer(_content(given), np.uint8)
+
+
+def _read_expression(given: Input) -> Symbols:
+    try:
+        source = _content(given).decode("ascii")
+    except UnicodeDecodeError:
+        raise InputError("a ListOps expression must be plain ASCII, such as '[MAX 2 9 [MIN 4 7 ] ]'") from None
+    symbols = listops.to_symbols(source)
+    if symbols:
+        listops.evaluate_symbols(symbols)
+    return np.array(symbols, np.uint8)
+
+
+def _content(given: Input) -> bytes:
+    if isinstance(given, str):
+        return given.encode("utf-8", errors="surrogateescape")
+    if isinstance(given, bytes):
+        return given
+    try:
+        return given.read_bytes()
+    except OSError as failed:
+        raise DataError(f"{given} cannot be read: {failed.strerror}") from failed
+
+
+def _read_picture(given: Input, side: int) -> Symbols:
+    name = "the picture" if isinstance(given, bytes) else str(given)
+    try:
+        with Image.open(BytesIO(given) if isinstance(given, bytes) else given) as picture:
+            # The header tells the size: nothing larger is ever decoded.
+            if picture.size != (side, side):
+                width, height = picture.size
+                raise InputError(f"{name} must be {side} x {side} pixels; got {width} x {height}: resize it first")
+            if picture.mode == "L":
+                return np.asarray(picture, np.uint8).reshape(-1)
+            planes = np.asarray(picture.convert("RGB"), np.uint8).reshape(1, side * side, 3)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as failed:
+        raise DataError(f"{name} cannot be read as a picture: {failed}") from failed
+    return grey(planes.transpose(0, 2, 1))[0]

@@ -1,0 +1,97 @@
+"""The base of all settings: typed, frozen, and with errors that name the setting as a user writes it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+from skyformer.errors import InputError, MissingExtraError, UnknownNameError
+
+try:
+    from pydantic import BaseModel, ConfigDict, ValidationError
+    from pydantic_core import ErrorDetails
+except ImportError as missing:
+    raise MissingExtraError("pydantic", "train") from missing
+
+
+class Settings(BaseModel):
+    """Settings that cannot change and have no others beside them; bad ones are an `InputError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    section: ClassVar[str] = ""
+    """Where they stand in a run's config; errors put it before the name of a setting."""
+
+    def __init__(self, /, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as invalid:
+            raise _as_input_error(invalid, type(self)) from None
+
+    def replace(self, /, **changes: Any) -> Self:
+        """A copy with some settings changed, checked again."""
+        return type(self)(**{**dict(self), **changes})
+
+
+def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
+    """Every setting as it is written after `--set`: optim.lr, loop.steps, ..."""
+    names = []
+    for name, field in cls.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            names += setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            names.append(f"{prefix}{name}")
+    return names
+
+
+def unknown_setting(name: str, known: Sequence[str]) -> UnknownNameError:
+    """The error for a name that is not one of `known`; it says which one may be meant."""
+    section, _, own = name.rpartition(".")
+    inside = [other for other in known if other.startswith(f"{name}.")]
+    siblings = [other for other in known if section and other.rpartition(".")[0] == section]
+    sections = {other.partition(".")[0] for other in known}
+    return UnknownNameError("setting", name, inside or siblings or sections, _meant(name, own, known))
+
+
+def _meant(name: str, own: str, known: Sequence[str]) -> str | None:
+    """The setting of the same last name, or else of a similar whole name, or else of a similar last name."""
+    of_last_name = {other.rpartition(".")[2]: other for other in known}
+    if own in of_last_name:
+        return of_last_name[own]
+    similar = difflib.get_close_matches(name, known, n=1)
+    if similar:
+        return similar[0]
+    similar = difflib.get_close_matches(own, of_last_name, n=1)
+    return of_last_name[similar[0]] if similar else None
+
+
+def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError:
+    """pydantic's list of complaints as one sentence; an error of ours comes out as it went in."""
+    details = invalid.errors(include_url=False)
+    own = details[0].get("ctx", {}).get("error")
+    if isinstance(own, InputError):
+        return own
+    prefix = f"{cls.section}." if cls.section else ""
+    # A misspelt name is also a missing one, which says less.
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            return unknown_setting(prefix + str(detail["loc"][0]), setting_names(cls, prefix))
+    by_name: dict[str, list[ErrorDetails]] = {}
+    for detail in details:
+        by_name.setdefault(prefix + _name(detail), []).append(detail)
+    return InputError("; ".join(_sentence(name, complaints) for name, complaints in by_name.items()))
+
+
+def _name(detail: ErrorDetails) -> str:
+    # Where a setting may be of two types, pydantic appends the type; only a place in a list belongs to the name.
+    first, *inside = detail["loc"]
+    return ".".join([str(first), *(str(part) for part in inside if isinstance(part, int))])
+
+
+def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:
+    """What is wrong with one setting; one that may be of two types has a complaint for each."""
+    if details[0]["type"] == "missing":
+        return f"{name} is required"
+    wishes = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
+    return f"{name} must {' or '.join(wishes)}; got {details[0]['input']!r}"

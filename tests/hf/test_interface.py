@@ -1,0 +1,408 @@
+"""The registered attentions: names and options, the layers' own landmarks, and answers to what they cannot do."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    T5Config,
+    T5EncoderModel,
+    ViTConfig,
+    ViTModel,
+)
+
+import skyformer.hf
+from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.errors import IgnoredSettingWarning, InputError, MissingExtraError, UnknownNameError, UnsupportedError
+from skyformer.hf.functions import RegisteredAttention
+from skyformer.hf.layers import layer_generator, layer_number
+from skyformer.landmarks import StratifiedSampler
+from tests.helpers import refused
+from tests.hf.families import BERT, FIVE, LENGTH, MODERN, PICTURE, SHORT, TEXT, left_padded, model_of, pixels, tokens
+
+BERT_FAMILY, VIT_FAMILY = FIVE[0], FIVE[-1]
+
+
+class Layer(nn.Module):
+    """All that an attention function asks of its module."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self.is_causal, self.layer_idx = False, 0
+        for name, attribute in attributes.items():
+            setattr(self, name, attribute)
+        self.eval()
+
+
+def function(name: str) -> RegisteredAttention:
+    registered = AttentionInterface()[name]
+    assert isinstance(registered, RegisteredAttention)
+    return registered
+
+
+def some_heads(heads: int = 4, length: int = LENGTH, seed: int = 0) -> Tensor:
+    return torch.randn(2, heads, length, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def attend(name: str, module: nn.Module | None = None, **arguments: Any) -> Tensor:
+    """(B, H, L, P) of a registered attention, on points of its own unless others are given."""
+    given = {"query": some_heads(seed=0), "key": some_heads(seed=1), "value": some_heads(seed=2), **arguments}
+    mask = given.pop("attention_mask", None)
+    qkv = [given.pop(part) for part in ("query", "key", "value")]
+    out, _ = function(name)(Layer() if module is None else module, *qkv, mask, **given)
+    return out.transpose(1, 2)
+
+
+def test_without_arguments_three_names_are_registered() -> None:
+    for name in ("skyformer", "kernelized", "skyformer-softmax"):
+        assert function(name).name == name
+        assert name in AttentionMaskInterface().valid_keys()
+
+
+MEANS: dict[str, Any] = {"landmarks": "segment_means", "num_landmarks": 16, "gamma": 0.1, "solver": "schulz"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "direct"),
+    [
+        ("skyformer", {}, kernelized_attention),
+        ("kernelized", {}, kernelized_attention),
+        ("means", MEANS, partial(skyformer_attention, **MEANS)),
+        (
+            "laplacian",
+            {"attention": "kernelized", "kernel": "laplacian"},
+            partial(kernelized_attention, kernel="laplacian"),
+        ),
+    ],
+)
+def test_options_reach_the_functions(name: str, options: dict[str, Any], direct: Callable[..., Tensor]) -> None:
+    skyformer.hf.register(name, **options)
+    torch.testing.assert_close(attend(name), direct(*(some_heads(seed=seed) for seed in range(3))))
+
+
+def test_a_name_has_its_own_defaults_and_may_be_given_others() -> None:
+    skyformer.hf.register("skyformer-softmax", num_landmarks=200)
+    try:
+        expected = softmax_attention(some_heads(seed=0), some_heads(seed=1), some_heads(seed=2))
+        torch.testing.assert_close(attend("skyformer-softmax"), expected)
+    finally:
+        skyformer.hf.register()
+
+
+def test_options_without_a_name_are_for_skyformer() -> None:
+    skyformer.hf.register(num_landmarks=8)
+    try:
+        assert torch.equal(attend("skyformer"), attend("few"))
+    finally:
+        skyformer.hf.register()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("a", {"num_landmark": 3}, UnknownNameError, ("'num_landmark'", "Did you mean 'num_landmarks'")),
+        ("a", {"attention": "kernelized", "num_landmarks": 3}, UnknownNameError, ("'kernelized'", "'num_landmarks'")),
+        ("a", {"attention": "performer"}, UnknownNameError, ("'performer'", "kernelized, skyformer")),
+        ("a", {"scale": 0.1}, InputError, ("scale", "comes from the model")),
+        ("a", {"dropout": 0.1}, InputError, ("dropout", "comes from the model")),
+        ("a", {"num_landmarks": 0}, InputError, ("num_landmarks", "at least 1", "0")),
+        ("a", {"gamma": -1.0}, InputError, ("gamma", "above 0", "-1.0")),
+        ("a", {"landmarks": "random"}, UnknownNameError, ("'random'", "stratified")),
+        ("a", {"kernel": "gausian"}, UnknownNameError, ("'gausian'", "Did you mean 'gaussian'")),
+        ("a", {"solver": "lu"}, UnknownNameError, ("'lu'", "cholesky")),
+        ("a", {"seed": -1}, InputError, ("seed", "-1")),
+        ("a", {"local_layers": "drop"}, UnknownNameError, ("'drop'", "refuse, sdpa")),
+        ("my-sdpa", {}, InputError, ("'sdpa'", "'my-sdpa'", "takes it for")),
+        ("flex_attention_sky", {}, InputError, ("'flex_attention'",)),
+        ("sky-flash", {}, InputError, ("'flash'",)),
+        ("sky/former", {}, InputError, ("'/'", "hub")),
+        ("eager", {}, InputError, ("'eager'", "own attention")),
+        ("", {}, InputError, ("name", "not empty")),
+    ],
+)
+def test_bad_registrations_are_refused(
+    name: str, options: dict[str, Any], error: type[Exception], words: tuple[str, ...]
+) -> None:
+    with refused(error, *words):
+        skyformer.hf.register(name, **options)
+    assert name not in AttentionInterface().valid_keys() or name == "eager"
+
+
+def test_a_name_that_belongs_to_someone_else_is_left_alone() -> None:
+    AttentionInterface.register("someone-elses", lambda *_: None)
+    with refused(InputError, "'someone-elses'", "belongs to another"):
+        skyformer.hf.register("someone-elses")
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = util.find_spec
+    monkeypatch.setattr(skyformer.hf, "find_spec", lambda name: None if name == "transformers" else find(name))
+    with refused(MissingExtraError, "'transformers'", "skyformer[hf]"):
+        _ = skyformer.hf.register
+
+
+def test_an_unknown_export_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="regster"):
+        _ = skyformer.hf.regster
+    assert "register" in dir(skyformer.hf)
+
+
+def test_the_models_scale_is_used() -> None:
+    q, k, v = (some_heads(seed=seed) for seed in range(3))
+    torch.testing.assert_close(attend("kernelized", scaling=0.7), kernelized_attention(q, k, v, scale=0.7))
+
+
+def test_queries_that_a_model_has_scaled_get_their_measure_back() -> None:
+    q, k, v = (some_heads(seed=seed) for seed in range(3))
+    scale = 8**-0.5
+    scaled = attend("kernelized", Layer(scaling=scale), query=q * scale, scaling=1.0)
+    torch.testing.assert_close(scaled, kernelized_attention(q, k, v))
+    unscaled = attend("kernelized", Layer(scaling=1.0), scaling=1.0)
+    torch.testing.assert_close(unscaled, kernelized_attention(q, k, v, scale=1.0))
+
+
+@pytest.mark.parametrize("name", ["few", "kernelized"])
+def test_grouped_keys_and_values_serve_all_heads(name: str) -> None:
+    key, value = some_heads(heads=2, seed=1), some_heads(heads=2, seed=2)
+    grouped = attend(name, Layer(num_key_value_groups=2), key=key, value=value)
+    torch.testing.assert_close(
+        grouped, attend(name, key=key.repeat_interleave(2, 1), value=value.repeat_interleave(2, 1))
+    )
+
+
+@pytest.mark.parametrize("name", ["exact-softmax", "all-of-softmax"])
+@pytest.mark.parametrize("length", [13, LENGTH, 60])
+def test_queries_may_come_from_another_sequence(name: str, length: int) -> None:
+    query = some_heads(length=length)
+    mask = tokens()["attention_mask"].bool()
+    expected = softmax_attention(query, some_heads(seed=1), some_heads(seed=2), key_mask=mask)
+    torch.testing.assert_close(attend(name, query=query, attention_mask=mask), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_draw_from_streams_of_their_own() -> None:
+    draws = [int(torch.randint(2**40, (), generator=layer_generator(Layer(layer_idx=i), 0))) for i in range(12)]
+    assert len(set(draws)) == 12
+    again = int(torch.randint(2**40, (), generator=layer_generator(Layer(layer_idx=3), 0)))
+    assert again == draws[3]
+    other = int(torch.randint(2**40, (), generator=layer_generator(Layer(layer_idx=3), 1)))
+    assert other not in draws
+    assert layer_generator(Layer().train(), 0) is None
+
+
+def test_heads_draw_their_own_landmarks() -> None:
+    q, k, v = (some_heads(seed=seed) for seed in range(3))
+    alike = [x[:, :1].expand(-1, 2, -1, -1) for x in (q, k, v)]
+    out = attend("few", query=alike[0], key=alike[1], value=alike[2])
+    assert not torch.allclose(out[:, 0], out[:, 1])
+
+
+def test_a_sampler_of_the_users_own_is_kept() -> None:
+    skyformer.hf.register("shared-rows", num_landmarks=8, landmarks=StratifiedSampler())
+    q, k, v = (some_heads(seed=seed)[:, :1].expand(-1, 2, -1, -1) for seed in range(3))
+    out = attend("shared-rows", query=q, key=k, value=v)
+    torch.testing.assert_close(out[:, 0], out[:, 1])
+
+
+def test_modules_without_an_index_are_numbered_as_they_are_called() -> None:
+    model = ViTModel(ViTConfig(**PICTURE)).eval()
+    model.set_attn_implementation("few")
+    model(**pixels())
+    modules = [module for module in model.modules() if type(module).__name__ == "ViTAttention"]
+    assert [layer_number(module) for module in modules] == [0, 1]
+
+
+def test_models_that_share_a_config_and_weights_agree() -> None:
+    config = ViTConfig(**PICTURE)
+    config._attn_implementation = "few"
+    first = ViTModel(config).eval()
+    second = ViTModel(config).eval()
+    second.load_state_dict(first.state_dict())
+    expected = first(**pixels())[0]
+    torch.testing.assert_close(second(**pixels())[0], expected)
+    torch.testing.assert_close(copy.deepcopy(first)(**pixels())[0], expected)
+
+
+@pytest.mark.parametrize("family", [BERT_FAMILY, VIT_FAMILY], ids=lambda family: family.title)
+def test_evaluation_repeats_and_training_does_not(family: Any) -> None:
+    model, inputs = copy.deepcopy(model_of(family)), family.inputs()
+    model.set_attn_implementation("few")
+    assert torch.equal(model.eval()(**inputs)[0], model(**inputs)[0])
+    assert not torch.equal(model.train()(**inputs)[0], model(**inputs)[0])
+
+
+def test_another_seed_draws_other_landmarks() -> None:
+    skyformer.hf.register("few-of-seed-1", num_landmarks=8, seed=1)
+    assert not torch.allclose(attend("few"), attend("few-of-seed-1"))
+
+
+def test_batch_mates_have_no_say() -> None:
+    model, inputs = model_of(BERT_FAMILY), tokens()
+    model.set_attn_implementation("few")
+    with torch.no_grad():
+        both = model(**inputs)[0]
+        alone = model(**{name: x[:1] for name, x in inputs.items()})[0]
+        flipped = model(**{name: x.flip(0) for name, x in inputs.items()})[0]
+    torch.testing.assert_close(both[:1], alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(both[1, :SHORT], flipped[0, :SHORT], rtol=0, atol=1e-5)
+
+
+def test_checkpointing_repeats_the_landmarks_of_the_forward_pass() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = copy.deepcopy(model_of(BERT_FAMILY)).train()
+        model.set_attn_implementation("few")
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(0)
+        model(**tokens())[0].square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+
+
+def test_dropout_of_weights_is_left_out_with_one_warning() -> None:
+    skyformer.hf.register("dropping", num_landmarks=8)
+    settings = {**BERT, "attention_probs_dropout_prob": 0.1}
+    model = BertModel(BertConfig(**settings)).train()
+    model.set_attn_implementation("dropping")
+    with pytest.warns(IgnoredSettingWarning, match="0.1 has no effect.*attention_probs_dropout_prob"):
+        model(**tokens())
+    with warnings.catch_warnings(action="error"):
+        model(**tokens())
+
+
+def test_exact_attention_drops_weights() -> None:
+    torch.manual_seed(0)
+    kept = attend("kernelized", dropout=0.0)
+    dropped = torch.stack([attend("kernelized", dropout=0.5) for _ in range(200)])
+    assert not torch.allclose(dropped[0], dropped[1])
+    assert (dropped.mean(0) - kept).norm() < 0.1 * kept.norm()
+
+
+def test_half_precision_is_served() -> None:
+    out = attend("few", **{part: some_heads(seed=i).bfloat16() for i, part in enumerate(("query", "key", "value"))})
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attend("few"), rtol=0.05, atol=0.05)
+
+
+def test_windows_are_refused_with_advice() -> None:
+    model = ModernBertModel(ModernBertConfig(**MODERN)).eval()
+    model.set_attn_implementation("skyformer")
+    with refused(UnsupportedError, "sliding window", "local_layers='sdpa'", "layer_types=['full_attention']"):
+        model(**tokens())
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_layers_with_windows_may_keep_their_attention(padded: bool) -> None:
+    skyformer.hf.register("global-only", kernel="softmax", num_landmarks=400, local_layers="sdpa")
+    settings = {**MODERN, "num_hidden_layers": 4, "local_attention": 8, "initializer_range": 0.3}
+    model = ModernBertModel(ModernBertConfig(**settings)).eval()
+    inputs = tokens() if padded else {"input_ids": tokens()["input_ids"]}
+    outputs = []
+    for implementation in ("eager", "global-only"):
+        model.set_attn_implementation(implementation)
+        outputs.append(model(**inputs)[0])
+    keep = tokens()["attention_mask"].bool() if padded else torch.ones(2, LENGTH, dtype=torch.bool)
+    torch.testing.assert_close(outputs[1][keep], outputs[0][keep], rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_with_windows_loads_without_them(tmp_path: Path) -> None:
+    ModernBertModel(ModernBertConfig(**{**MODERN, "num_hidden_layers": 4})).save_pretrained(tmp_path)
+    model = ModernBertModel.from_pretrained(
+        tmp_path, attn_implementation="skyformer", layer_types=["full_attention"] * 4
+    )
+    assert model.eval()(**tokens())[0].isfinite().all()
+
+
+def test_terms_that_change_the_scores_are_refused() -> None:
+    t5 = T5EncoderModel(T5Config(vocab_size=50, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4))
+    t5.set_attn_implementation("skyformer")
+    with refused(UnsupportedError, "T5Attention", "position_bias", "'sdpa' or 'eager'"):
+        t5(**tokens())
+    settings = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"] * 2}
+    gemma = Gemma2Model(Gemma2Config(**settings))
+    gemma.set_attn_implementation("kernelized")
+    with refused(UnsupportedError, "Gemma2Attention", "softcap"):
+        gemma(**tokens())
+
+
+def test_models_with_an_attention_of_their_own_are_refused_where_they_can_be_noticed() -> None:
+    config = MPNetConfig(**BERT)
+    config._attn_implementation = "skyformer"
+    with refused(UnsupportedError, "MPNet", "of their own", "'eager'"):
+        MPNetModel(config)(**tokens())
+    assert not skyformer.hf.uses_interface(MPNetModel)
+    assert skyformer.hf.uses_interface(model_of(BERT_FAMILY))
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_exact_attention_generates(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**TEXT, "initializer_range": 0.3}, num_key_value_heads=2, pad_token_id=0, eos_token_id=None)
+    model = LlamaForCausalLM(config).eval()
+    texts = []
+    for implementation in ("eager", "exact-softmax"):
+        model.set_attn_implementation(implementation)
+        texts.append(model.generate(**left_padded(), max_new_tokens=8, do_sample=False, **options))
+    assert torch.equal(*texts)
+
+
+def test_queries_behind_a_cache_see_what_came_before() -> None:
+    q, k, v = (some_heads(seed=seed) for seed in range(3))
+    whole = attend("kernelized", Layer(is_causal=True))
+    torch.testing.assert_close(whole, kernelized_attention(q, k, v, is_causal=True))
+    last = attend("kernelized", Layer(is_causal=True), query=q[:, :, -7:])
+    torch.testing.assert_close(last, whole[:, :, -7:])
+
+
+def test_a_decoder_turned_bidirectional_is_served() -> None:
+    config = LlamaConfig(**{**TEXT, "initializer_range": 0.3}, num_key_value_heads=2)
+    config.is_causal = False
+    model = LlamaModel(config).eval()
+    for inputs in (tokens(), {"input_ids": tokens()["input_ids"]}):
+        outputs = []
+        for implementation in ("eager", "all-of-softmax"):
+            model.set_attn_implementation(implementation)
+            outputs.append(model(**inputs)[0])
+        keep = inputs.get("attention_mask", torch.ones(2, LENGTH)).bool()
+        torch.testing.assert_close(outputs[1][keep], outputs[0][keep], rtol=1e-4, atol=1e-4)
+
+
+def test_the_weights_of_the_approximation_multiply_the_values() -> None:
+    q, k, v = (some_heads(seed=seed) for seed in range(3))
+    out, weights = function("few")(Layer(), q, k, v, None, output_attentions=True)
+    assert weights is not None
+    torch.testing.assert_close((weights @ v).transpose(1, 2), out, rtol=1e-4, atol=1e-4)
+    assert weights.shape == (2, 4, LENGTH, LENGTH)
+
+
+def test_all_samplers_and_kernels_run_through_a_model() -> None:
+    model = model_of(BERT_FAMILY)
+    samplers = ("stratified", "uniform", "probe", "leverage", "segment_means")
+    for landmarks, kernel in itertools.product(samplers, ("gaussian", "softmax")):
+        skyformer.hf.register("tried", num_landmarks=8, landmarks=landmarks, kernel=kernel)
+        model.set_attn_implementation("tried")
+        assert model.eval()(**tokens())[0].isfinite().all()

@@ -1,0 +1,134 @@
+"""Masks: padding stays in two dimensions, patterns are told apart, and a mask of four dimensions must be padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaModel
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sliding_window_bidirectional_mask_function,
+)
+
+from skyformer.errors import MaskError, UnsupportedError
+from skyformer.hf.masks import Pattern, mask_with_sdpa_windows, pattern_pinned_to, plain_mask, read_mask
+from tests.helpers import refused, scattered_mask
+from tests.hf.families import FIVE, LENGTH, TEXT, model_of, tokens
+
+
+def make(mask_function: Any, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
+    sizes = {"batch_size": 2, "q_length": 6, "kv_length": 6, **more}
+    return plain_mask(mask_function=mask_function, attention_mask=attention_mask, **sizes)
+
+
+def test_padding_passes_through() -> None:
+    padding = scattered_mask(2, 6)
+    mask = make(bidirectional_mask_function, padding)
+    assert mask is not None
+    assert torch.equal(mask, padding)
+    assert read_mask(mask, 2, 6).pattern is None
+
+
+@pytest.mark.parametrize("padding", [None, torch.ones(2, 6, dtype=torch.bool)])
+def test_no_padding_is_no_mask(padding: Tensor | None) -> None:
+    assert make(bidirectional_mask_function, padding) is None
+
+
+@pytest.mark.parametrize("padding", [None, scattered_mask(2, 6)])
+def test_causality_is_pinned_to_the_mask(padding: Tensor | None) -> None:
+    mask = make(causal_mask_function, padding, q_offset=4, q_length=2)
+    assert mask is not None
+    assert torch.equal(mask, torch.ones(2, 6, dtype=torch.bool) if padding is None else padding)
+    assert read_mask(mask, 2, 6).pattern == Pattern(causal=True, first_query=4)
+    assert pattern_pinned_to(padding) is None
+
+
+def test_a_mask_shorter_than_a_static_cache_is_filled_up() -> None:
+    mask = make(causal_mask_function, torch.ones(2, 4, dtype=torch.bool))
+    assert mask is not None
+    assert mask.tolist() == [[True] * 4 + [False] * 2] * 2
+
+
+def test_windows_are_told_from_the_rest() -> None:
+    window = sliding_window_bidirectional_mask_function(2)
+    mask = make(window, local_size=2)
+    assert read_mask(mask, 2, 6).pattern == Pattern(local=True, other="a window of 2 tokens")
+    kept = mask_with_sdpa_windows(
+        batch_size=2, q_length=6, kv_length=6, mask_function=window, local_size=2, allow_is_causal_skip=False
+    )
+    assert kept is not None
+    assert kept.shape == (2, 1, 6, 6)
+    assert pattern_pinned_to(kept) == Pattern(local=True)
+    assert (
+        mask_with_sdpa_windows(batch_size=2, q_length=6, kv_length=6, mask_function=bidirectional_mask_function) is None
+    )
+
+
+def test_other_patterns_are_refused_where_they_are_used() -> None:
+    model = LlamaModel(LlamaConfig(**TEXT, num_key_value_heads=2)).eval()
+    model.set_attn_implementation("kernelized")
+    packed = torch.cat([torch.arange(25), torch.arange(LENGTH - 25)]).expand(2, -1)
+    with refused(UnsupportedError, "LlamaAttention", "packed into one row", "'sdpa' or 'eager'"):
+        model(input_ids=tokens()["input_ids"], position_ids=packed, use_cache=False)
+
+
+PADDING = scattered_mask(2, 6, seed=3)
+ADDITIVE = torch.zeros(2, 1, 1, 6).masked_fill(~PADDING[:, None, None], torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        PADDING.long(),
+        PADDING[:, None, None],
+        PADDING[:, None, None].expand(-1, 4, 6, -1),
+        ADDITIVE,
+        ADDITIVE.expand(-1, 1, 6, -1),
+        ADDITIVE.masked_fill(ADDITIVE < 0, -float("inf")),
+        ADDITIVE.masked_fill(ADDITIVE < 0, -10000.0),
+        torch.cat([ADDITIVE, ADDITIVE], -1),
+    ],
+    ids=["int", "row", "expanded", "additive", "additive rows", "inf", "-10000", "longer than the keys"],
+)
+def test_padding_is_found_in_other_forms(mask: Tensor) -> None:
+    key_mask = read_mask(mask, 2, 6).key_mask
+    assert key_mask is not None
+    assert torch.equal(key_mask, PADDING)
+
+
+def test_one_mask_may_serve_the_batch() -> None:
+    key_mask = read_mask(PADDING[:1, None, None], 2, 6).key_mask
+    assert key_mask is not None
+    assert torch.equal(key_mask, PADDING[:1].expand(2, -1))
+
+
+BIAS = torch.zeros(2, 1, 1, 6)
+BIAS[0, 0, 0, 2] = -1.5
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "words"),
+    [
+        (torch.ones(2, 1, 6, 6).tril().bool(), UnsupportedError, ("(2, 1, 6, 6)", "different queries", "'sdpa'")),
+        (torch.arange(4).view(1, 4, 1, 1).expand(2, 4, 6, 6) > 0, UnsupportedError, ("heads",)),
+        (BIAS, MaskError, ("float", "-1.5")),
+        (torch.ones(2, 1, 1, 6, dtype=torch.long), MaskError, ("bool", "int64")),
+        (torch.ones(2, 6, 6), MaskError, ("(B, S)", "(2, 6, 6)")),
+        ("mask", MaskError, ("tensor", "str")),
+    ],
+)
+def test_other_masks_are_refused(mask: Any, error: type[Exception], words: tuple[str, ...]) -> None:
+    with refused(error, *words):
+        read_mask(mask, 2, 6)
+
+
+def test_a_model_takes_a_mask_of_four_dimensions() -> None:
+    model, inputs = model_of(FIVE[0]), tokens()
+    model.set_attn_implementation("few")
+    plain = model.eval()(**inputs)[0]
+    four = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, LENGTH, -1)
+    torch.testing.assert_close(model(inputs["input_ids"], attention_mask=four)[0], plain)

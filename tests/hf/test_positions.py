@@ -1,0 +1,84 @@
+"""Longer positions: the ends stay, the middle is interpolated, and config, buffers and checkpoints follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertForSequenceClassification, PreTrainedModel
+
+from skyformer.errors import InputError, UnsupportedError
+from skyformer.hf import extend_positions
+from tests.helpers import refused
+from tests.hf.families import BERT, ENCODERS, Family, tokens
+
+STRETCHED = ("BERT", "RoBERTa", "DistilBERT", "ELECTRA", "ALBERT", "XLM-RoBERTa", "CamemBERT", "ERNIE", "SigLIP, text")
+LONG = 200
+
+
+def positions(model: PreTrainedModel) -> Tensor:
+    (weight,) = [p for name, p in model.named_parameters() if "position_embedding" in name]
+    return weight.detach()
+
+
+@pytest.mark.parametrize("family", [f for f in ENCODERS if f.title in STRETCHED], ids=lambda family: family.title)
+def test_a_longer_text_runs_and_the_model_loads_again(family: Family, tmp_path: Path) -> None:
+    model = family.build()
+    before = positions(model)
+    first = (
+        0 if model.config.model_type not in ("roberta", "xlm-roberta", "camembert") else model.config.pad_token_id + 1
+    )
+    assert extend_positions(model, LONG) is model
+    after = positions(model)
+    assert torch.equal(after[: first + 1], before[: first + 1])
+    assert torch.equal(after[-1], before[-1])
+    assert len(after) == model.config.max_position_embeddings == first + LONG
+    model.set_attn_implementation("few")
+    long = {"input_ids": torch.randint(5, 50, (2, LONG)), "attention_mask": torch.ones(2, LONG, dtype=torch.long)}
+    out = model(**long)[0]
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="few").eval()
+    torch.testing.assert_close(again(**long)[0], out)
+
+
+def test_positions_between_lie_on_straight_lines() -> None:
+    model = ENCODERS[0].build()
+    before = positions(model)
+    after = positions(extend_positions(model, 2 * len(before) - 1))
+    torch.testing.assert_close(after[::2], before)
+    torch.testing.assert_close(after[1::2], (before[1:] + before[:-1]) / 2)
+
+
+def test_the_models_own_length_changes_nothing() -> None:
+    model = ENCODERS[0].build()
+    expected = model(**tokens())[0]
+    torch.testing.assert_close(extend_positions(model, 80)(**tokens())[0], expected)
+
+
+def test_what_is_frozen_stays_frozen_and_heads_follow() -> None:
+    model = BertForSequenceClassification(BertConfig(**BERT)).half()
+    embedding = model.bert.embeddings.position_embeddings
+    embedding.weight.requires_grad_(False)
+    extend_positions(model, LONG)
+    longer = model.bert.embeddings.position_embeddings
+    assert not longer.weight.requires_grad
+    assert longer.weight.dtype == torch.float16
+    assert model.bert.config.max_position_embeddings == LONG
+
+
+def test_bad_lengths_and_other_models_are_refused() -> None:
+    with refused(InputError, "max_length", "at least", "80", "40"):
+        extend_positions(ENCODERS[0].build(), 40)
+    with refused(InputError, "max_length", "0"):
+        extend_positions(ENCODERS[0].build(), 0)
+    rotary = next(family for family in ENCODERS if family.title == "ModernBERT")
+    with refused(UnsupportedError, "ModernBertModel", "Rotary", "interpolate_pos_encoding"):
+        extend_positions(rotary.build(), LONG)
+
+
+def test_auto_models_are_extended(tmp_path: Path) -> None:
+    ENCODERS[0].build().save_pretrained(tmp_path)
+    model = extend_positions(AutoModel.from_pretrained(tmp_path, attn_implementation="few"), LONG)
+    assert model(torch.randint(5, 50, (1, LONG)))[0].shape == (1, LONG, 32)

@@ -1,0 +1,191 @@
+"""RunConfig: what it takes, what it refuses and how it says so, and what its name depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from skyformer.attention import list_attentions
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.lra.tasks import TASKS, task_spec
+from skyformer.training.config import (
+    HardwareConfig,
+    LoopConfig,
+    OptimConfig,
+    RunConfig,
+    TaskConfig,
+    from_yaml,
+    to_yaml,
+)
+from tests.helpers import refused
+from tests.training.stand_ins import small_config
+
+
+def changed(config: RunConfig, section: str, **changes: Any) -> RunConfig:
+    return config.replace(**{section: getattr(config, section).replace(**changes)})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_yaml_keeps_everything(task: str) -> None:
+    config = small_config(task, "optim.betas=[0.8, 0.99]", "optim.clip_value=null", "hardware.devices=2")
+    assert from_yaml(to_yaml(config)) == config
+
+
+def test_it_cannot_be_changed() -> None:
+    config = small_config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("attention", list_attentions())
+def test_the_model_is_the_tasks(attention: str) -> None:
+    config = small_config("image", attention=attention, seed=7)
+    model = config.build_model_config()
+    assert (model.vocab_size, model.max_length, model.num_classes) == (257, 1024, 10)
+    assert (model.attention, model.seed, model.dim) == (attention, 7, 8)
+
+
+def test_the_model_is_as_long_as_a_padded_batch() -> None:
+    assert small_config("text").build_model_config().max_length == task_spec("text").padded_length == 4032
+    assert small_config("text", "task.max_length=1000").build_model_config().max_length == 1024
+
+
+class TestName:
+    def test_says_what_it_is(self) -> None:
+        config = small_config("text", seed=3, attention="softmax")
+        assert config.run_name() == f"text-softmax-paper-seed3-{config.digest()}"
+
+    @pytest.mark.parametrize(
+        ("section", "changes"),
+        [
+            ("loop", {"workers": 3}),
+            ("loop", {"log_every": 3}),
+            ("loop", {"checkpoint_every": 3}),
+            ("hardware", {"threads": 3}),
+            ("hardware", {"accelerator": "cpu"}),
+        ],
+    )
+    def test_is_the_same_when_the_result_is(self, section: str, changes: dict[str, Any]) -> None:
+        config = small_config()
+        assert changed(config, section, **changes).run_name() == config.run_name()
+        assert config.replace(note="another").run_name() == config.run_name()
+
+    @pytest.mark.parametrize(
+        ("section", "changes"),
+        [
+            ("task", {"data_seed": 1}),
+            ("task", {"limit": 10}),
+            ("model", {"dropout": 0.2}),
+            ("model", {"attention_options": {"num_landmarks": 4, "gamma": 0.2}}),
+            ("optim", {"lr": 0.5}),
+            ("optim", {"betas": (0.8, 0.9)}),
+            ("loop", {"batch_size": 3}),
+            ("loop", {"eval_every": 3}),
+            ("loop", {"accumulate": 2}),
+            ("hardware", {"devices": 2}),
+            ("hardware", {"precision": "bf16-mixed"}),
+        ],
+    )
+    def test_is_another_when_the_result_is(self, section: str, changes: dict[str, Any]) -> None:
+        config = small_config()
+        assert changed(config, section, **changes).digest() != config.digest()
+
+    def test_departures_name_what_differs(self) -> None:
+        config = small_config()
+        other = changed(changed(config, "optim", lr=0.5), "hardware", threads=3)
+        assert other.departures(config) == ["optim.lr=0.5"]
+
+
+class TestRefused:
+    """A bad value names its setting as a user writes it."""
+
+    def test_out_of_range(self) -> None:
+        with refused(InputError, "optim.lr must be greater than 0", "got -1"):
+            OptimConfig(lr=-1, warmup_steps=1)
+
+    def test_not_a_number(self) -> None:
+        with refused(InputError, "optim.lr must be a finite number"):
+            OptimConfig(lr=float("nan"), warmup_steps=1)
+
+    def test_of_another_type(self) -> None:
+        with refused(InputError, "loop.steps must be a valid integer", "'many'"):
+            LoopConfig(steps="many", batch_size=1, eval_every=1, checkpoint_every=1, log_every=1)
+
+    def test_missing(self) -> None:
+        with refused(InputError, "optim.lr is required", "optim.warmup_steps is required"):
+            OptimConfig()
+
+    def test_one_of_two_types(self) -> None:
+        with refused(InputError, "hardware.devices must be 'auto' or be a valid integer; got 'two'"):
+            HardwareConfig(devices="two")
+
+    def test_inside_a_pair(self) -> None:
+        with refused(InputError, "optim.betas.1 must be less than 1; got 2"):
+            OptimConfig(lr=1, warmup_steps=1, betas=[0.5, 2])
+
+    def test_unknown_precision(self) -> None:
+        with refused(InputError, "hardware.precision", "bf16-mixed", "got '8'"):
+            HardwareConfig(precision="8")
+
+    def test_unknown_setting(self) -> None:
+        with refused(UnknownNameError, "unknown setting 'optim.warmup'", "Did you mean 'optim.warmup_steps'?"):
+            OptimConfig(lr=1, warmup=1)
+
+    def test_unknown_task(self) -> None:
+        with refused(UnknownNameError, "unknown task 'txet'", "Did you mean 'text'?"):
+            TaskConfig(name="txet")
+
+    def test_level_without_pathfinder(self) -> None:
+        with refused(InputError, "only pathfinder has levels"):
+            TaskConfig(name="text", level="easy")
+
+    def test_longer_than_the_task(self) -> None:
+        with refused(InputError, "task.max_length must be at most 4000 for text; got 4001"):
+            TaskConfig(name="text", max_length=4001)
+
+    def test_part_of_a_picture(self) -> None:
+        with refused(InputError, "task.max_length", "pictures of image are not cut"):
+            TaskConfig(name="image", max_length=100)
+
+    def test_all_warm_up(self) -> None:
+        with refused(InputError, "optim.warmup_steps must be below loop.steps; got 10 and 10", "optim.warmup_steps=1"):
+            small_config("text", "optim.warmup_steps=10")
+
+    def test_heads_that_do_not_divide(self) -> None:
+        with refused(InputError, "dim must be a multiple of num_heads; got 8 and 3"):
+            small_config("text", "model.num_heads=3")
+
+
+class TestFile:
+    def test_not_yaml(self) -> None:
+        with refused(InputError, "c.yaml is not valid YAML in line 2"):
+            from_yaml("a: 1\nb: [", "c.yaml")
+
+    def test_not_a_mapping(self) -> None:
+        with refused(InputError, "c.yaml must be a mapping", "got list"):
+            from_yaml("[1, 2]", "c.yaml")
+
+    def test_unknown_setting_at_depth(self) -> None:
+        text = to_yaml(small_config()).replace("warmup_steps:", "warmupsteps:")
+        with refused(InputError, "c.yaml: unknown setting 'optim.warmupsteps'", "Did you mean 'optim.warmup_steps'?"):
+            from_yaml(text, "c.yaml")
+
+    def test_unknown_section(self) -> None:
+        text = to_yaml(small_config()).replace("\noptim:", "\noptimizer:")
+        with refused(InputError, "unknown setting 'optimizer'"):
+            from_yaml(text, "c.yaml")
+
+    def test_numbers_as_names(self) -> None:
+        text = to_yaml(small_config()).replace("  lr:", "  1: 2\n  lr:")
+        with refused(InputError, "c.yaml is not valid YAML: a name must be a word; got 1"):
+            from_yaml(text, "c.yaml")
+
+    def test_aliases_are_refused_before_they_multiply(self) -> None:
+        with refused(InputError, "aliases are not allowed"):
+            from_yaml("a: &x [1, 2]\nb: [*x, *x]", "c.yaml")
+
+    def test_nothing_is_run(self) -> None:
+        with refused(InputError, "c.yaml is not valid YAML"):
+            from_yaml("a: !!python/object/apply:os.system [exit]", "c.yaml")

@@ -1,0 +1,190 @@
+"""Predictions: every kind of input reaches the model as the training data did, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from skyformer.errors import DataError, InputError
+from skyformer.lra.listops import tokenize
+from skyformer.model import SequenceClassifier
+from skyformer.training.prediction import Predictor, load_best_model, predict
+from skyformer.training.runs import create_run
+from tests.helpers import refused
+from tests.training.stand_ins import finished_run, save_model, small_config
+
+EXPRESSION = "[MAX 2 9 [MIN 4 7 ] 0 ]"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Predictor:
+    return Predictor(finished_run(tmp_path, small_config("text", "task.max_length=20")))
+
+
+@pytest.fixture
+def listops(tmp_path: Path) -> Predictor:
+    return Predictor(finished_run(tmp_path, small_config("listops")))
+
+
+@pytest.fixture
+def retrieval(tmp_path: Path) -> Predictor:
+    return Predictor(finished_run(tmp_path, small_config("retrieval", "task.max_length=20")))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Predictor:
+    return Predictor(finished_run(tmp_path, small_config("image")))
+
+
+def probabilities(predictor: Predictor, ids: list[int]) -> tuple[float, ...]:
+    """What the model itself says of token ids, without padding."""
+    assert isinstance(predictor.model, SequenceClassifier)
+    with torch.no_grad():
+        return tuple(predictor.model(torch.tensor([ids])).double().softmax(-1)[0].tolist())
+
+
+class TestText:
+    def test_bytes_are_the_tokens(self, text: Predictor) -> None:
+        found = text("fin \u00e9")
+        expected = probabilities(text, [byte + 1 for byte in "fin \u00e9".encode()])
+        assert found.probabilities == pytest.approx(expected, abs=1e-6)
+        assert found.label == int(np.argmax(expected))
+        assert found.name == ("negative", "positive")[found.label]
+        assert sum(found.probabilities) == pytest.approx(1)
+
+    def test_from_a_file_and_from_bytes(self, text: Predictor, tmp_path: Path) -> None:
+        file = tmp_path / "review.txt"
+        file.write_bytes(b"good \xff film")
+        assert text(file) == text(b"good \xff film")
+
+    def test_too_long(self, text: Predictor) -> None:
+        with refused(InputError, "21 bytes", "the 20 that this model reads", "--cut"):
+            text("x" * 21)
+
+    def test_cut_when_asked_to(self, text: Predictor) -> None:
+        assert text("x" * 50, cut=True) == text("x" * 20)
+
+    def test_empty(self, text: Predictor) -> None:
+        with refused(InputError, "the input is empty", "1 to 20 bytes"):
+            text("")
+
+    def test_a_missing_file(self, text: Predictor, tmp_path: Path) -> None:
+        with refused(DataError, "nowhere.txt cannot be read"):
+            text(tmp_path / "nowhere.txt")
+
+    def test_two_of_them(self, text: Predictor) -> None:
+        with refused(InputError, "text needs 1 inputs an example; got 2"):
+            text("a", "b")
+
+
+class TestListOps:
+    def test_words_are_the_tokens(self, listops: Predictor) -> None:
+        assert listops(EXPRESSION).probabilities == pytest.approx(
+            probabilities(listops, tokenize(EXPRESSION)), abs=1e-6
+        )
+
+    def test_lras_notation_is_the_same(self, listops: Predictor) -> None:
+        assert listops("( ( ( [MAX 2 ) 9 ) ] )") == listops("[MAX 2 9 ]")
+
+    def test_an_unknown_word(self, listops: Predictor) -> None:
+        with refused(InputError, "ListOps word '[AVG' is not known"):
+            listops("[AVG 2 9 ]")
+
+    @pytest.mark.parametrize("source", ["[MAX 2 9", "2 9", "[MAX ]", "2 ]"])
+    def test_an_incomplete_expression(self, listops: Predictor, source: str) -> None:
+        with refused(InputError, "ListOps"):
+            listops(source)
+
+    def test_other_letters(self, listops: Predictor) -> None:
+        with refused(InputError, "plain ASCII"):
+            listops("[MAX 2 \u0669 ]")
+
+    def test_too_long_is_not_cut(self, listops: Predictor) -> None:
+        with refused(InputError, "2,002 tokens", "the 2,000 that this model reads; shorten it"):
+            listops(f"[SM {'1 ' * 2000}]", cut=True)
+
+
+class TestRetrieval:
+    def test_both_matter(self, retrieval: Predictor) -> None:
+        found = retrieval("one paper", "another")
+        assert found.name in ("unrelated", "cited")
+        assert retrieval("one paper", "something else") != found
+
+    def test_one_is_not_enough(self, retrieval: Predictor) -> None:
+        with refused(InputError, "retrieval needs 2 inputs an example; got 1"):
+            retrieval("one paper")
+
+    def test_the_second_is_too_long(self, retrieval: Predictor) -> None:
+        with refused(InputError, "30 bytes"):
+            retrieval("one paper", "x" * 30)
+
+
+class TestPicture:
+    PIXELS = np.arange(1024, dtype=np.uint8).reshape(32, 32)
+
+    def test_pixels_are_the_tokens(self, image: Predictor, tmp_path: Path) -> None:
+        Image.fromarray(self.PIXELS).save(tmp_path / "grey.png")
+        found = image(tmp_path / "grey.png")
+        expected = probabilities(image, (self.PIXELS.reshape(-1).astype(int) + 1).tolist())
+        assert found.probabilities == pytest.approx(expected, abs=1e-6)
+        assert image(str(tmp_path / "grey.png")) == image((tmp_path / "grey.png").read_bytes()) == found
+
+    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+    def test_colours_become_grey(self, image: Predictor, mode: str) -> None:
+        grey, colour = BytesIO(), BytesIO()
+        Image.fromarray(self.PIXELS).save(grey, "PNG")
+        Image.fromarray(self.PIXELS).convert(mode).save(colour, "PNG")
+        assert image(colour.getvalue()) == image(grey.getvalue())
+
+    def test_of_another_size(self, image: Predictor, tmp_path: Path) -> None:
+        Image.new("L", (28, 20)).save(tmp_path / "small.png")
+        with refused(InputError, "small.png must be 32 x 32 pixels; got 28 x 20"):
+            image(tmp_path / "small.png")
+
+    def test_not_a_picture(self, image: Predictor, tmp_path: Path) -> None:
+        (tmp_path / "notes.png").write_text("no pixels")
+        with refused(DataError, "notes.png cannot be read as a picture"):
+            image(tmp_path / "notes.png")
+
+    def test_missing(self, image: Predictor) -> None:
+        with refused(DataError, "nowhere.png cannot be read as a picture"):
+            image("nowhere.png")
+
+
+class TestModel:
+    def test_predict_loads_it(self, tmp_path: Path) -> None:
+        run = finished_run(tmp_path)
+        assert predict(run, "good") == Predictor(run)("good")
+
+    def test_not_there_yet(self, tmp_path: Path) -> None:
+        run = create_run(small_config(), tmp_path)
+        with refused(InputError, "has no model yet: it is interrupted at step 0", "first evaluation is at step 10"):
+            load_best_model(run)
+        with run.lock(), refused(InputError, "it is running at step 0, and its first evaluation is at step 10"):
+            load_best_model(run)
+
+    def test_of_another_run(self, tmp_path: Path) -> None:
+        run, other = (create_run(small_config("text", f"model.dim={dim}"), tmp_path) for dim in (8, 4))
+        save_model(other)
+        other.model_folder.rename(run.model_folder)
+        with refused(DataError, str(run.model_folder), "is not the model of this run: dim differ"):
+            load_best_model(run)
+
+    def test_of_another_task(self, tmp_path: Path) -> None:
+        run, other = (create_run(small_config(task), tmp_path) for task in ("text", "retrieval"))
+        save_model(other)
+        other.model_folder.rename(run.model_folder)
+        with refused(DataError, "describes a 'PairClassifier', not a 'SequenceClassifier'"):
+            load_best_model(run)
+
+    def test_damaged(self, tmp_path: Path) -> None:
+        run = finished_run(tmp_path)
+        weights = next(run.model_folder.glob("*.safetensors"))
+        weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x01\x02\x03")
+        with refused(DataError, str(weights), "is damaged"):
+            load_best_model(run)

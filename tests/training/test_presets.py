@@ -1,0 +1,183 @@
+"""Presets: the paper's numbers, changes from the command line, and names that were meant otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyformer.attention import list_attentions
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.lra.tasks import TASKS
+from skyformer.training.presets import (
+    SETTABLE,
+    differing,
+    feature_options,
+    list_presets,
+    load_preset,
+    parse_overrides,
+)
+from tests.helpers import refused
+
+PAPER = {
+    "text": (16, 1e-4, 80),
+    "listops": (32, 1e-4, 1000),
+    "retrieval": (16, 2e-4, 800),
+    "pathfinder": (128, 2e-4, 312),
+    "image": (256, 1e-4, 175),
+}
+EVERY_PRESET = [(preset, task) for preset in list_presets() for task in TASKS if preset in list_presets(task)]
+
+
+class TestPaper:
+    @pytest.mark.parametrize("task", PAPER)
+    def test_has_the_numbers_of_the_task(self, task: str) -> None:
+        config = load_preset(task)
+        assert (config.loop.batch_size, config.optim.lr, config.optim.warmup_steps) == PAPER[task]
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_has_the_numbers_of_all(self, task: str) -> None:
+        config = load_preset(task)
+        model, optim = config.model, config.optim
+        assert (model.num_layers, model.dim, model.hidden_dim, model.num_heads, model.dropout) == (2, 64, 128, 2, 0.1)
+        assert model.attention_options == {"num_landmarks": 128, "gamma": 0.1}
+        assert (optim.betas, optim.eps, optim.weight_decay, optim.clip_value) == ((0.9, 0.999), 1e-6, 0, 1)
+        assert (config.loop.steps, config.loop.accumulate) == (50_000, 1)
+        assert (config.task.limit, config.task.max_length, config.note) == (None, None, "")
+
+    def test_comes_first(self) -> None:
+        assert list_presets()[0] == "paper"
+
+
+@pytest.mark.parametrize(("preset", "task"), EVERY_PRESET)
+@pytest.mark.parametrize("attention", list_attentions())
+def test_every_preset_takes_every_attention(preset: str, task: str, attention: str) -> None:
+    config = load_preset(task, preset, attention=attention)
+    assert (config.preset, config.task.name, config.model.attention) == (preset, task, attention)
+    assert ("gamma" in config.model.attention_options) == (attention == "skyformer")
+    assert config.build_model_config().attention == attention
+
+
+@pytest.mark.parametrize(("preset", "task"), EVERY_PRESET)
+def test_what_is_not_the_papers_says_so(preset: str, task: str) -> None:
+    note = load_preset(task, preset).note
+    assert note.startswith("reduced: ") if preset != "paper" else note == ""
+
+
+class TestFeatures:
+    def test_every_attention_is_in_the_table(self) -> None:
+        without = [name for name in list_attentions() if not feature_options(name, 128)]
+        assert without == ["softmax", "kernelized", "bigbird"]
+
+    def test_reformer_sees_as_many_tokens(self) -> None:
+        options = feature_options("reformer", 128)
+        assert options["num_hashes"] * 2 * options["chunk_size"] == 128
+
+    def test_they_reach_the_attention_that_was_chosen(self) -> None:
+        config = load_preset("text", attention="performer", overrides=["model.features=64"])
+        assert config.model.attention_options == {"num_features": 64}
+
+    def test_an_option_of_its_own_comes_before(self) -> None:
+        overrides = ["model.features=64", "model.attention_options.num_landmarks=32"]
+        assert load_preset("text", overrides=overrides).model.attention_options == {"num_landmarks": 32, "gamma": 0.1}
+
+    @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "true"])
+    def test_they_must_be_a_number(self, value: str) -> None:
+        with refused(InputError, "model.features must be a whole number of at least 1"):
+            load_preset("text", overrides=[f"model.features={value}"])
+
+
+class TestChanges:
+    def test_by_name(self) -> None:
+        config = load_preset("text", attention="kernelized", overrides=["optim.lr=3e-4"], steps=5000, seed=1)
+        assert (config.optim.lr, config.loop.steps, config.seed) == (3e-4, 5000, 1)
+        assert config.model.attention == "kernelized"
+        assert config.note == "changed: optim.lr=0.0003, loop.steps=5000"
+
+    def test_a_note_keeps_the_presets(self) -> None:
+        note = load_preset("listops", "cpu", overrides=["loop.batch_size=8"]).note
+        assert note.startswith("reduced: ")
+        assert note.endswith("; changed: loop.batch_size=8")
+
+    def test_what_decides_nothing_needs_no_note(self) -> None:
+        config = load_preset("text", overrides=["hardware.threads=2", "loop.workers=1"], seed=5)
+        assert config.note == ""
+        assert config.run_name().startswith("text-skyformer-paper-seed5-")
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("3e-4", 3e-4),
+            ("0.5", 0.5),
+            ("2", 2),
+            ("null", None),
+            ("[0.8, 0.9]", [0.8, 0.9]),
+            ("true", True),
+            ("a", "a"),
+        ],
+    )
+    def test_values_are_yaml(self, text: str, value: object) -> None:
+        assert parse_overrides([f"optim.lr={text}"]) == {"optim.lr": value}
+
+    @pytest.mark.parametrize("override", ["optim.lr", "=3", "optim.lr: 3", ""])
+    def test_without_a_name_or_value(self, override: str) -> None:
+        with refused(InputError, "--set must be NAME=VALUE, such as optim.lr=3e-4", repr(override)):
+            load_preset("text", overrides=[override])
+
+    def test_a_value_that_is_not_yaml(self) -> None:
+        with refused(InputError, "the value of --set loop.steps is not valid YAML"):
+            load_preset("text", overrides=["loop.steps=["])
+
+    def test_a_setting_under_something_that_has_none(self) -> None:
+        with refused(InputError, "model.attention_options.x", "was set to 3"):
+            load_preset("text", overrides=["model.attention_options=3", "model.attention_options.x=1"])
+
+
+class TestMeant:
+    @pytest.mark.parametrize("name", [name for name in SETTABLE if len(name.partition(".")[2]) > 3])
+    def test_a_letter_too_few(self, name: str) -> None:
+        with refused(UnknownNameError, f"unknown setting {name[:-2] + name[-1]!r}", f"Did you mean {name!r}?"):
+            parse_overrides([f"{name[:-2] + name[-1]}=1"])
+
+    @pytest.mark.parametrize("name", SETTABLE)
+    def test_the_wrong_section(self, name: str) -> None:
+        own = name.rpartition(".")[2]
+        with refused(UnknownNameError, f"Did you mean {name!r}?"):
+            parse_overrides([f"wrong.{own}=1"])
+
+    def test_a_section(self) -> None:
+        with refused(UnknownNameError, "unknown setting 'optim'; known: optim.betas, optim.clip_value"):
+            parse_overrides(["optim=1"])
+
+    def test_an_option_of_the_attention(self) -> None:
+        with refused(UnknownNameError, "'num_landmark'", "Did you mean 'num_landmarks'?"):
+            load_preset("text", overrides=["model.attention_options.num_landmark=3"])
+
+    @pytest.mark.parametrize("name", ["preset", "note", "task.name"])
+    def test_what_the_preset_decides(self, name: str) -> None:
+        with refused(UnknownNameError, f"unknown setting {name!r}"):
+            parse_overrides([f"{name}=x"])
+
+    def test_another_task(self) -> None:
+        with refused(UnknownNameError, "unknown task 'listop'", "Did you mean 'listops'?"):
+            load_preset("listop")
+
+    def test_another_preset(self) -> None:
+        with refused(UnknownNameError, "unknown preset 'papre'", "Did you mean 'paper'?"):
+            load_preset("text", "papre")
+
+    def test_another_attention(self) -> None:
+        with refused(UnknownNameError, "unknown attention 'skyfomer'", "Did you mean 'skyformer'?"):
+            load_preset("text", attention="skyfomer")
+
+
+class TestDiffering:
+    def test_nothing_when_all_is_the_same(self) -> None:
+        given = {"model.features": 128, "optim.lr": 1e-4, "optim.betas": [0.9, 0.999], "task.limit": None, "seed": 0}
+        assert differing(load_preset("text"), given) == []
+
+    def test_each_with_both_values(self) -> None:
+        given = {"model.features": 64, "optim.lr": 1e-3, "model.attention": "softmax"}
+        assert differing(load_preset("text"), given) == [
+            "model.attention_options.num_landmarks is 128, not 64",
+            "optim.lr is 0.0001, not 0.001",
+            "model.attention is skyformer, not softmax",
+        ]
