@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from skyformer.errors import DataError
+from skyformer.errors import DataError, InterruptedRunError
 from skyformer.report.study_files import write_report
 from skyformer.report.study_tables import as_markdown
 from skyformer.studies.base import OptionField, Study, make_options, option_fields
@@ -100,8 +101,8 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, fresh
 
             record = run_study(study, folder, threads=threads, fresh=fresh, report=report)
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command goes on from {record_path(study.name, folder)}", err=True)
-        raise typer.Exit(130) from None
+        advice = f"the same command goes on from {record_path(study.name, folder)}"
+        raise InterruptedRunError(f"stopped by SIGINT; {advice}", signal.SIGINT) from None
     _show(type(study), record, folder)
 
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import platform
-import subprocess
+import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from skyformer.errors import DataError, InputError
+from skyformer.errors import DataError, InputError, MissingExtraError
 from skyformer.studies.base import Fact, Study
 
 FORMAT = 1
@@ -44,13 +43,19 @@ class Run:
 
     @staticmethod
     def now(threads: int) -> Run:
+        try:
+            from skyformer.training.environment import describe_environment
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(str(error.name), "model") from error
+        here = describe_environment(threads)
+        versions = {"python": here.python, "torch": here.torch, **_versions("skyformer", "transformers", "lightning")}
         return Run(
-            command=" ".join(["skyformer", *sys.argv[1:]]),
-            commit=_commit(),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(["skyformer", *sys.argv[1:]]),
+            commit=here.commit,
+            started=here.started,
             threads=threads,
-            machine=_machine(),
-            versions=_versions(),
+            machine={"processor": here.cpu, "cores": here.cores, "system": here.platform},
+            versions=versions,
         )
 
 
@@ -168,43 +173,10 @@ def _with_tuples(value: Any) -> Any:
     return value
 
 
-def _commit() -> str | None:
-    """The commit of the clone this package runs from, marked if its files were changed since; None outside a clone."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        inside = git("ls-files", "--error-unmatch", "record.py")
-        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", str(here.parent))
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + (" and uncommitted changes" if inside and changes else "")
-
-
-def _machine() -> dict[str, str | int]:
-    return {
-        "processor": _processor_name(),
-        "cores": os.cpu_count() or 0,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _processor_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
-
-
-def _versions() -> dict[str, str]:
-    """Python, and the packages that may decide a figure, where installed."""
-    found = {"python": platform.python_version()}
-    for package in ("skyformer", "torch", "transformers", "lightning"):
-        try:
+def _versions(*packages: str) -> dict[str, str]:
+    """The packages that may decide a figure, where installed."""
+    found = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
