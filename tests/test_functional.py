@@ -200,6 +200,27 @@ def test_approximation_of_softmax_never_overflows(std: float, masked: bool) -> N
     assert all(g.isfinite().all() for g in backward(out, inputs))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_approximation_of_softmax_does_not_see_a_shift_of_the_keys(masked: bool) -> None:
+    q, k, v = draw(2, 60, 60, 8, 8)
+    mask = scattered_mask(2, 60) if masked else None
+    far = k + torch.linspace(-6, 6, 8, dtype=k.dtype)
+    near, moved = (
+        skyformer_attention(
+            q,
+            keys,
+            v,
+            kernel="softmax",
+            num_landmarks=24,
+            landmarks="probe",
+            key_mask=mask,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for keys in (k, far)
+    )
+    torch.testing.assert_close(moved, near)
+
+
 @pytest.mark.parametrize("std", [1.0, 10.0, 100.0])
 def test_covering_every_row_gives_softmax_itself_at_any_norm(std: float) -> None:
     inputs = draw(2, 20, 25, 8, 8, torch.float32, std)

@@ -22,6 +22,7 @@ def build_app() -> typer.Typer:
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
     from skyformer.cli.runs import add_commands as add_runs
+    from skyformer.cli.study import app as study
     from skyformer.cli.sweep import add_commands as add_sweep
     from skyformer.cli.train import add_commands as add_training
 
@@ -46,6 +47,7 @@ def build_app() -> typer.Typer:
     add_runs(app)
     app.add_typer(bench, name="bench")
     app.add_typer(data, name="data")
+    app.add_typer(study, name="study")
     return app
 
 
