@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 CASES = {
     "functional.py": ([], "relative error"),
     "drop_in.py": ([], "a transformer layer with skyformer inside"),
+    "train_hf.py": (["--steps", "3"], "skyformer after 3 steps:"),
     "million_tokens.py": (["--tokens", "20000"], "20,000 tokens, forward and backward"),
 }
 

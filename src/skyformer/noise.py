@@ -20,8 +20,8 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 @contextmanager
 def drawn_now() -> Iterator[None]:
-    """Numbers drawn inside from a generator of fixed seed are constants of the program that `torch.export` makes: left to
-    the program, they would be drawn anew, and otherwise, in every run."""
+    """Numbers drawn inside from a generator of fixed seed are constants of the program that `torch.export` makes: left
+    to the program, they would be drawn anew, and otherwise, in every run."""
     exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
     if not exporting:
         yield

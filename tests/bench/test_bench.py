@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from skyformer.bench.contenders import SDPA, Contender, Setting, attention_contender, choose_contenders
 from skyformer.bench.correctness import IncorrectError, check_contender
+from skyformer.bench.fresh import measure_here
 from skyformer.bench.inputs import make_tokens
 from skyformer.bench.measure import approximation_error, measure_fresh, time_interleaved
 from skyformer.bench.study import BenchResult, run_benchmark
@@ -48,6 +50,7 @@ def test_values_that_are_not_finite_are_incorrect() -> None:
         check_contender(Contender("broken", False, infinite), SMALL)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("without_processes")
 def test_rows_carry_ratios_and_are_kept_after_every_length(tmp_path: Path) -> None:
     kept: list[int] = []
     contenders = choose_contenders(["skyformer"], peers=False)
@@ -87,9 +90,26 @@ def test_fresh_process_sees_the_memory_of_the_matrix_it_keeps() -> None:
     assert lean.added_bytes < 2048 * 2048 * 4
 
 
-def test_failure_in_the_fresh_process_is_reported_with_its_reason() -> None:
-    with pytest.raises(SkyformerError, match="unknown attention 'none'"):
-        measure_fresh("none", SMALL, threads=1)
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [("echo 'ValueError: no such thing' >&2; exit 1", "ValueError: no such thing"), ("kill -9 $$", "signal 9")],
+)
+def test_failure_in_the_fresh_process_is_reported_with_its_reason(
+    ending: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(
+        f"#!/bin/sh\necho Traceback >&2\n{ending}\n" if "echo" in ending else f"#!/bin/sh\n{ending}\n"
+    )
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(SkyformerError, match=f"skyformer at length 96 failed in its process: {reason}"):
+        measure_fresh("skyformer", SMALL, threads=1)
+
+
+def test_an_unknown_contender_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown attention 'none'"):
+        measure_here("none", SMALL)
 
 
 def test_unknown_data_and_dtype_are_refused() -> None:

@@ -7,17 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skyformer.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.bench.conftest import without_processes as without_processes
+from tests.cli.typed import CommandLine
 
 
-def test_it_writes_a_table_a_file_and_two_pictures(tmp_path: Path) -> None:
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys, "bench", "attention")
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_it_writes_a_table_a_file_and_two_pictures(bench: CommandLine, tmp_path: Path) -> None:
     small = ["--lengths", "64,128", "--landmarks", "16", "--head-dim", "8", "--repeats", "1", "--threads", "1"]
-    done = run("bench", "attention", *small, "--output", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "skyformer" in done.stdout
+    done = bench(*small, "--output", tmp_path)
+    assert done.code == 0, done.errors
+    assert "skyformer" in done.output
     record = json.loads((tmp_path / "attention.json").read_text())
     assert {row["name"] for row in record["rows"]} == {"sdpa", "kernelized", "skyformer"}
     assert record["machine"]["threads"] == 1
@@ -25,19 +31,23 @@ def test_it_writes_a_table_a_file_and_two_pictures(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "attention.svg").read_text()
 
 
-def test_bad_input_is_one_line_and_exit_code_2() -> None:
-    for arguments, promised in (
-        (["--lengths", "many"], "whole numbers separated by commas; got 'many'"),
-        (["--attention", "skyfromer"], "Did you mean 'skyformer'?"),
-        (["--dtype", "int8"], "known: bfloat16, float16, float32, float64"),
-    ):
-        done = run("bench", "attention", *arguments)
-        assert done.returncode == 2
-        assert promised in done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("option", "value", "promised"),
+    [
+        ("--lengths", "many", "whole numbers separated by commas; got 'many'"),
+        ("--attention", "skyfromer", "Did you mean 'skyformer'?"),
+        ("--dtype", "int8", "known: bfloat16, float16, float32, float64"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(bench: CommandLine, option: str, value: str, promised: str) -> None:
+    done = bench(option, value)
+    assert done.code == 2
+    assert promised in done.errors
+    assert done.errors.count("\n") == 1
 
 
 def test_help_names_every_option() -> None:
-    done = run("bench", "attention", "--help")
+    command = [sys.executable, "-m", "skyformer.cli.main", "bench", "attention", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     for option in ("--lengths", "--batch", "--heads", "--head-dim", "--landmarks", "--dtype", "--threads", "--repeats"):
         assert option in done.stdout

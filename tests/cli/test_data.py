@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from skyformer.cli.main import main
+from tests.cli.typed import CommandLine
 from tests.lra.stand_ins import pair_files, review_files, write_folder, write_tar
 
 
@@ -19,29 +19,12 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-class Outcome:
-    def __init__(self, code: int, output: str, errors: str) -> None:
-        self.code, self.output, self.errors = code, output, errors
-
-
-class Command:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *words: object) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["skyformer", "data", *map(str, words)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = self._capsys.readouterr()
-        return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
-
-
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys, "data")
 
 
-def test_prepare_says_where_and_how_large(data: Command, data_dir: Path) -> None:
+def test_prepare_says_where_and_how_large(data: CommandLine, data_dir: Path) -> None:
     outcome = data("prepare", "listops", "--limit", 5)
     assert outcome.code == 0
     assert str(data_dir / "listops-limit5") in outcome.output
@@ -50,7 +33,7 @@ def test_prepare_says_where_and_how_large(data: Command, data_dir: Path) -> None
     assert "is ready" in data("prepare", "listops", "--limit", 5, "--force").output
 
 
-def test_prepare_from_files(data: Command, tmp_path: Path) -> None:
+def test_prepare_from_files(data: CommandLine, tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "aclImdb.tar.xz", review_files(10), "w:xz")
     outcome = data("prepare", "text", "--from", archive)
     assert "18 train, 2 dev, 20 test" in outcome.output
@@ -58,7 +41,7 @@ def test_prepare_from_files(data: Command, tmp_path: Path) -> None:
     assert "the official 25,000" in outcome.errors
 
 
-def test_list(data: Command, tmp_path: Path) -> None:
+def test_list(data: CommandLine, tmp_path: Path) -> None:
     data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
     lines = data("list").output.splitlines()
     assert lines[0] == f"data folder: {tmp_path / 'data'}"
@@ -68,20 +51,20 @@ def test_list(data: Command, tmp_path: Path) -> None:
     assert "skyformer data prepare listops" in "\n".join(lines[2:])
 
 
-def test_show_expressions(data: Command) -> None:
+def test_show_expressions(data: CommandLine) -> None:
     data("prepare", "listops", "--limit", 5)
     outcome = data("show", "listops", "--limit", 5, "-n", 2, "--split", "dev")
     assert outcome.output.count("label") == 2
     assert "[M" in outcome.output
 
 
-def test_short_expressions(data: Command, data_dir: Path) -> None:
+def test_short_expressions(data: CommandLine, data_dir: Path) -> None:
     options = ("listops", "--max-length", 64, "--limit", 5)
     assert str(data_dir / "listops-length64-limit5") in data("prepare", *options).output
     assert data("show", *options, "-n", 2).output.count("label") == 2
 
 
-def test_show_text_cannot_steer_the_terminal(data: Command, tmp_path: Path) -> None:
+def test_show_text_cannot_steer_the_terminal(data: CommandLine, tmp_path: Path) -> None:
     files = dict.fromkeys(review_files(10), b"\x1b[31mred\x07")
     data("prepare", "text", "--from", write_folder(tmp_path / "reviews", files))
     outcome = data("show", "text", "-n", 3)
@@ -90,14 +73,14 @@ def test_show_text_cannot_steer_the_terminal(data: Command, tmp_path: Path) -> N
     assert "\x1b" not in outcome.output
 
 
-def test_show_pairs(data: Command, tmp_path: Path) -> None:
+def test_show_pairs(data: CommandLine, tmp_path: Path) -> None:
     data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
     outcome = data("show", "retrieval", "-n", 1)
     assert "abab" in outcome.output
     assert "cdcd" in outcome.output
 
 
-def test_show_pictures(data: Command, tmp_path: Path) -> None:
+def test_show_pictures(data: CommandLine, tmp_path: Path) -> None:
     options = ("pathfinder", "--level", "easy", "--limit", 4)
     data("prepare", *options, "--workers", 1)
     drawn = data("show", *options, "-n", 1).output
@@ -109,7 +92,7 @@ def test_show_pictures(data: Command, tmp_path: Path) -> None:
         assert picture.format == "PNG"
 
 
-def test_verify(data: Command, data_dir: Path) -> None:
+def test_verify(data: CommandLine, data_dir: Path) -> None:
     assert "nothing is prepared" in data("verify").output
     data("prepare", "listops", "--limit", 5)
     assert data("verify").output == "listops-limit5: ok\n"
@@ -122,7 +105,7 @@ def test_verify(data: Command, data_dir: Path) -> None:
     assert data("verify", "text").code == 2
 
 
-def test_prepare_all_goes_on_after_a_failure(data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_all_goes_on_after_a_failure(data: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from skyformer.errors import DataError
     from skyformer.lra import preparation
 
@@ -154,7 +137,7 @@ def test_prepare_all_goes_on_after_a_failure(data: Command, monkeypatch: pytest.
         (("show", "listops", "-n", "0"), "at least 1"),
     ],
 )
-def test_errors_are_one_line(data: Command, words: tuple[str, ...], message: str) -> None:
+def test_errors_are_one_line(data: CommandLine, words: tuple[str, ...], message: str) -> None:
     outcome = data(*words)
     assert outcome.code == 2
     assert message in outcome.errors
@@ -162,7 +145,7 @@ def test_errors_are_one_line(data: Command, words: tuple[str, ...], message: str
     assert outcome.errors.startswith("error: ")
 
 
-def test_png_of_a_task_without_images(data: Command, tmp_path: Path) -> None:
+def test_png_of_a_task_without_images(data: CommandLine, tmp_path: Path) -> None:
     data("prepare", "listops", "--limit", 3)
     outcome = data("show", "listops", "--limit", 3, "--png", tmp_path / "x.png")
     assert outcome.code == 2
@@ -170,7 +153,7 @@ def test_png_of_a_task_without_images(data: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("prepare",), ("list",), ("show",), ("verify",)])
-def test_help(data: Command, command: tuple[str, ...]) -> None:
+def test_help(data: CommandLine, command: tuple[str, ...]) -> None:
     outcome = data(*command, "--help")
     assert outcome.code == 0
     assert "Usage" in outcome.output

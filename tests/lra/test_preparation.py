@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -168,17 +169,37 @@ def test_unwritable_folder(tmp_path: Path) -> None:
 
 # A server that has everything imported already, so that each process starts at once.
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["skyformer.lra.preparation"])
+PROCESSES.set_forkserver_preload(["skyformer.lra.preparation", __name__])
 FRESH, FOUND = 10, 11
 
 
-def prepare_and_exit(folder: Path, task: str, limit: int, workers: int, force: bool) -> None:
-    result = prepare(task, limit=limit, data_dir=folder, workers=workers, force=force)
+class Halting:
+    """Says in files that examples were written or another is waited for; after the first it halts until told to go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, what: str, total: int | None) -> None: ...
+
+    def advance(self, count: int) -> None:
+        self.say("wrote")
+        wait_for((self.folder / "go").exists)
+
+    def note(self, message: str) -> None:
+        self.say("waits")
+
+    def say(self, word: str) -> None:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / word).touch()
+
+
+def prepare_and_exit(folder: Path, progress: Halting, force: bool) -> None:
+    result = prepare("listops", limit=200, max_length=512, data_dir=folder, force=force, progress=progress)
     sys.exit(FRESH if result.fresh else FOUND)
 
 
-def start(folder: Path, task: str, limit: int, workers: int = 1, force: bool = False) -> BaseProcess:
-    process = PROCESSES.Process(target=prepare_and_exit, args=(folder, task, limit, workers, force))
+def start(folder: Path, progress: Halting, force: bool = False) -> BaseProcess:
+    process = PROCESSES.Process(target=prepare_and_exit, args=(folder, progress, force))
     process.start()
     return process
 
@@ -196,38 +217,48 @@ def wait_for(condition: object, seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def test_killed_while_writing_then_run_again(data_dir: Path) -> None:
-    folder = data_dir / "listops-limit2000"
-    process = start(data_dir, "listops", 2000)
-    wait_for(lambda: any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow")))
+def test_killed_while_writing_then_run_again(data_dir: Path, tmp_path: Path) -> None:
+    folder = data_dir / "listops-length512-limit200"
+    process = start(data_dir, Halting(tmp_path / "first"))
+    wait_for((tmp_path / "first" / "wrote").exists)
     kill(process)
+    assert any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow"))
     assert not (folder / MANIFEST).exists()
     with pytest.raises(DataError, match="not prepared"):
-        load_task("listops", limit=2000)
-    assert prepare("listops", limit=2000).fresh
+        load_task("listops", limit=200, max_length=512)
+    assert prepare("listops", limit=200, max_length=512).fresh
     assert not (folder / STAGING).exists()
     assert len(list(folder.glob("*.arrow"))) == 3
 
 
-def test_killed_while_replacing_leaves_what_was_there(data_dir: Path) -> None:
-    before = hashes(prepare("listops", limit=2000))
-    folder = data_dir / "listops-limit2000"
-    process = start(data_dir, "listops", 2000, force=True)
-    wait_for(lambda: any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow")))
+def test_killed_while_replacing_leaves_what_was_there(data_dir: Path, tmp_path: Path) -> None:
+    before = hashes(prepare("listops", limit=200, max_length=512))
+    process = start(data_dir, Halting(tmp_path / "first"), force=True)
+    wait_for((tmp_path / "first" / "wrote").exists)
     kill(process)
-    assert len(load_task("listops", limit=2000).train) == 2000
-    assert hashes(prepare("listops", limit=2000)) == before
+    assert len(load_task("listops", limit=200, max_length=512).train) == 200
+    assert hashes(prepare("listops", limit=200, max_length=512)) == before
 
 
-def test_killed_parent_takes_its_workers_along(data_dir: Path) -> None:
-    process = start(data_dir, "pathfinder", 2000, workers=2)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        kill(process)
-        pytest.skip("no /proc here to look for child processes in")
-    wait_for(lambda: len(children.read_text().split()) >= 2)
-    workers = [int(child) for child in children.read_text().split()]
-    time.sleep(1.0)
+def begin_work(folder: Path) -> None:
+    preparation._end_with_parent()
+    (folder / f"{os.getpid()}.worker").touch()
+
+
+def draw_with_workers(folder: Path) -> None:
+    # Workers from the server that has everything imported; that they can be spawned is tested above.
+    preparation.get_context = lambda _: PROCESSES  # type: ignore[assignment]
+    preparation._end_with_parent = partial(begin_work, folder)
+    prepare("pathfinder", limit=2000, data_dir=folder, workers=2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here to look for processes in")
+def test_killed_parent_takes_its_workers_along(tmp_path: Path) -> None:
+    process = PROCESSES.Process(target=draw_with_workers, args=(tmp_path,))
+    process.start()
+    wait_for(lambda: len(list(tmp_path.glob("*.worker"))) == 2)
+    workers = [int(file.stem) for file in tmp_path.glob("*.worker")]
+    assert all(_is_running(worker) for worker in workers)
     kill(process)
     wait_for(lambda: not any(_is_running(worker) for worker in workers))
 
@@ -241,9 +272,14 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_two_processes_at_once(data_dir: Path) -> None:
-    processes = [start(data_dir, "listops", 1000) for _ in range(2)]
+def test_two_processes_at_once(data_dir: Path, tmp_path: Path) -> None:
+    first, second = (Halting(tmp_path / name) for name in ("first", "second"))
+    processes = [start(data_dir, first)]
+    wait_for((first.folder / "wrote").exists)
+    processes.append(start(data_dir, second))
+    wait_for((second.folder / "waits").exists)
+    first.say("go")
     for process in processes:
         process.join()
-    assert sorted(process.exitcode or 0 for process in processes) == [FRESH, FOUND]
-    assert len(load_task("listops", limit=1000).train) == 1000
+    assert [process.exitcode for process in processes] == [FRESH, FOUND]
+    assert len(load_task("listops", limit=200, max_length=512).train) == 200

@@ -270,7 +270,7 @@ class PerformerAttention(Attention):
         )
 
     def reset_parameters(self) -> None:
-        """The features that `seed` draws, as at the start: for those who build on the meta device and fill in later."""
+        """The features that `seed` draws, as at the start."""
         self.redraw_projection(torch.Generator().manual_seed(self.seed))
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -17,7 +17,7 @@ from skyformer.bench.contenders import (
     attention_contender,
     layer_contender,
 )
-from skyformer.bench.measure import run_step, step_memory
+from skyformer.bench.measure import Fresh, run_step, step_memory
 
 
 def find_contender(name: str) -> Contender:
@@ -30,16 +30,20 @@ def find_contender(name: str) -> Contender:
     return attention_contender(name)
 
 
-def main() -> None:
-    request = json.loads(sys.argv[1])
-    torch.set_num_threads(request["threads"])
-    contender, setting = find_contender(request["name"]), Setting(**request["setting"])
+def measure_here(name: str, setting: Setting) -> Fresh:
+    """One step of a contender in this process."""
+    contender = find_contender(name)
     # Libraries and thread pools are loaded before the measurement begins.
     run_step(contender.job(replace(setting, length=min(setting.length, 8 * setting.landmarks), batch=1)))
     job = contender.job(setting)
     seconds, added = step_memory(job)
-    held = sum(x.numel() * x.element_size() for x in job.inputs)
-    print(json.dumps({"seconds": seconds, "added_bytes": added, "input_bytes": held}))
+    return Fresh(seconds, added, sum(x.numel() * x.element_size() for x in job.inputs))
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    torch.set_num_threads(request["threads"])
+    print(json.dumps(asdict(measure_here(request["name"], Setting(**request["setting"])))))
 
 
 if __name__ == "__main__":

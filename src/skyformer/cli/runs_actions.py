@@ -25,8 +25,8 @@ _WIDE = 160
 
 def show_runs(runs_dir: Path | None, chosen: Chosen, summary: bool | None, format_: Format, plot: Path | None) -> None:
     """Print the runs in a folder, or their means; draw their curves if asked."""
-    rows = collect_runs(runs_dir, tasks=chosen.tasks, attentions=chosen.attentions, presets=chosen.presets)
     _check_names(chosen, runs_dir)
+    rows = collect_runs(runs_dir, tasks=chosen.tasks, attentions=chosen.attentions, presets=chosen.presets)
     averaged = (bool(chosen.tasks) or format_ is Format.LATEX) if summary is None else summary
     if format_ is Format.LATEX and not averaged:
         raise InputError("--format latex is the layout of the paper's Table 1: leave out --list")

@@ -80,9 +80,7 @@ def sweep(
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps, as --set loop.steps=N.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            "--jobs", min=1, help="Runs at a time, which share the cores (default: 1; with Ray, all that fit)."
-        ),
+        typer.Option("--jobs", min=1, help="Runs at a time; they share the cores (default: 1; Ray: all that fit)."),
     ] = None,
     engine: Annotated[Engine, typer.Option("--engine", help="This machine, or Ray.")] = Engine.LOCAL,
     address: Annotated[

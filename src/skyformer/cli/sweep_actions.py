@@ -23,7 +23,17 @@ from skyformer.training.config import RunConfig
 from skyformer.training.presets import DEFAULT_PRESET
 from skyformer.training.ray_sweeps import Resources, ray_sweep
 from skyformer.training.runs import runs_dir_or_default
-from skyformer.training.sweeps import DEFAULT_RETRIES, Ending, Outcome, check_data, plan, settled, step_of, sweep
+from skyformer.training.sweeps import (
+    DEFAULT_RETRIES,
+    Ending,
+    Outcome,
+    check_data,
+    plan,
+    run_of,
+    settled,
+    step_of,
+    sweep,
+)
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -94,12 +104,9 @@ def _intention(config: RunConfig, root: Path) -> str:
         return f"finished, test accuracy {outcome.result.test_accuracy:.2%}: skip"
     if outcome is not None:
         return f"{outcome.ending}: {outcome.reason}"
-    step = step_of(config, root)
-    return (
-        f"go on from step {step:,} or before, of {config.loop.steps:,}"
-        if step
-        else f"train {config.loop.steps:,} steps"
-    )
+    if not run_of(config, root).folder.exists():
+        return f"train {config.loop.steps:,} steps"
+    return f"go on from about step {step_of(config, root):,} of {config.loop.steps:,}"
 
 
 def _train(

@@ -44,8 +44,8 @@ _ALIKE = 0.85
 class SkyformerConfig(PreTrainedConfig):
     """What a `SkyformerModel` and the models with heads are built from.
 
-    The defaults are the paper's: 2 layers, 2 heads, 64 features, 128 in the MLPs. A setting that is out of range, at odds
-    with another or misspelt is an `InputError` that names it, here and again when a model is built or saved.
+    The defaults are the paper's: 2 layers, 2 heads, 64 features, 128 in the MLPs. A setting that is out of range, at
+    odds with another or misspelt is an `InputError` that names it, here and again when a model is built or saved.
 
     Args:
         vocab_size: how many different tokens there are. max_position_embeddings: the longest sequence, in tokens.
@@ -84,12 +84,15 @@ class SkyformerConfig(PreTrainedConfig):
         self.attention_options = dict(self.attention_options or {})
         for name in others:
             self._refuse_if_meant_for_us(name)
+        if "num_labels" in others:
+            # The library counts up to it at once.
+            check_at_least("num_labels", others["num_labels"], 1)
         super().__post_init__(**others)
         self.validate()
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether models return attention weights, which only `attn_implementation="eager"` has."""
+        """Whether models return attention weights, as `attn_implementation="eager"` forms them."""
         return self._output_attentions
 
     @output_attentions.setter
@@ -157,8 +160,8 @@ class SkyformerConfig(PreTrainedConfig):
 
 
 def check_weights_exist(wanted: bool | None, implementation: str | None) -> None:
-    """Attention weights can be asked for with eager softmax attention alone."""
-    if wanted and implementation != "eager":
+    """Attention weights can be asked for where the implementation forms them."""
+    if wanted and implementation in (None, CONFIG_ATTENTION, "sdpa"):
         raise UnsupportedError(
             f"output_attentions must be False with attn_implementation={implementation or CONFIG_ATTENTION!r}, which "
             "never forms the weights; set_attn_implementation('eager') gives those of softmax attention instead"

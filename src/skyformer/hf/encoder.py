@@ -36,13 +36,12 @@ class SkyformerEmbeddings(nn.Module):
     ) -> Tensor:
         """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size) in their place, to (B, n, hidden_size)."""
         words = self._words(input_ids, mask) if inputs_embeds is None else inputs_embeds
-        self._check_length(words.shape[1])
+        self._check_size(words)
         if position_ids is None:
             position_ids = positions_from_first_token(mask, words.shape[1], words.device)
-        else:
-            check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
+        check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
         x: Tensor = words + self.position_embeddings(position_ids)
-        return x if token_type_ids is None else x + self._segments(token_type_ids)
+        return x + self._segments(token_type_ids)
 
     def _words(self, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
         if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
@@ -53,18 +52,25 @@ class SkyformerEmbeddings(nn.Module):
         words: Tensor = self.word_embeddings(input_ids)
         return words
 
-    def _segments(self, token_type_ids: Tensor) -> Tensor | float:
-        """Tokenizers number segments whether or not a model knows any, so all zeros pass then."""
+    def _segments(self, token_type_ids: Tensor | None) -> Tensor | float:
+        """The vectors of the segments; tokenizers number them whether or not a model knows any, so all zeros pass."""
         table = self.token_type_embeddings
-        check_range("token_type_ids", token_type_ids, max(1, table.num_embeddings if table else 0), "type_vocab_size")
-        return 0.0 if table is None else table(token_type_ids)
+        kinds = 1 if table is None else table.num_embeddings
+        if token_type_ids is not None:
+            check_range("token_type_ids", token_type_ids, kinds, "type_vocab_size")
+        if table is None:
+            return 0.0
+        return table.weight[0] if token_type_ids is None else table(token_type_ids)
 
-    def _check_length(self, length: int) -> None:
-        longest = self.position_embeddings.num_embeddings
+    def _check_size(self, words: Tensor) -> None:
+        longest, width = self.position_embeddings.weight.shape
+        if words.shape[2] != width:
+            raise ShapeError(f"inputs_embeds must have hidden_size = {width} features; got {words.shape[2]}")
+        length = words.shape[1]
         if length > longest:
             raise ShapeError(
-                f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Cut the text "
-                "(truncation=True), or build the model with more"
+                f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Cut the "
+                "text (truncation=True), or build the model with more"
             )
 
 
@@ -104,7 +110,12 @@ def eager_attention_forward(
 
 
 def config_attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+    module: SkyformerSelfAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """The mechanism that the config names, in the shape of transformers' attention functions."""
     out: Tensor = module.mechanism(query, key, value, key_mask=attention_mask)
@@ -114,8 +125,8 @@ def config_attention_forward(
 class SkyformerSelfAttention(nn.Module):
     """One projection to queries, keys and values, an attention, and a projection of what its heads found.
 
-    With the implementation "config" the attention is `mechanism`, whose parameters belong to the model; any other name is
-    looked up in transformers' interface, and `mechanism` rests.
+    With the implementation "config" the attention is `mechanism`, whose parameters belong to the model; any other name
+    is looked up in transformers' interface, and `mechanism` rests.
     """
 
     is_causal = False

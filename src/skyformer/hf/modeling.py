@@ -6,18 +6,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from skyformer.attention import Attention
-from skyformer.errors import InputError, MaskError, ShapeError
+from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
 from skyformer.model.classifier import masked_mean
 from skyformer.model.encoder import random_numbers_of_its_own
+
+_ARGUMENTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
+_EXTRAS = ("output_hidden_states", "output_attentions", "num_items_in_batch")
+"""Of what the library may pass besides, that which has a meaning here, or is for the loss."""
 
 
 class SkyformerPreTrainedModel(PreTrainedModel):
@@ -46,9 +56,10 @@ class SkyformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Attention) and hasattr(module, "reset_parameters"):
-            with random_numbers_of_its_own():
-                module.reset_parameters()
+        if isinstance(module, Attention):
+            # Forked as well, for the library skips modules that have nothing to draw.
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())), random_numbers_of_its_own():
+                getattr(module, "reset_parameters", _nothing_to_reset)()
 
 
 class SkyformerModel(SkyformerPreTrainedModel):
@@ -72,7 +83,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
-    @capture_outputs
+    @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -87,7 +98,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
         attention_mask (B, n) is bool or 0 and 1, 1 = a real token; padding may be on either side, and what comes out at
         masked positions has no meaning. Positions count from the first real token unless position_ids are given.
         """
-        check_weights_exist(kwargs.get("output_attentions", self.config.output_attentions), self._attention_name())
+        self._check_extras(kwargs)
         shape = _check_one_input(input_ids, inputs_embeds)
         mask = as_bool_mask(attention_mask, shape)
         x: Tensor = self.embeddings(input_ids, inputs_embeds, mask, position_ids, token_type_ids)
@@ -95,17 +106,24 @@ class SkyformerModel(SkyformerPreTrainedModel):
         for layer in self.layers:
             x = layer(x, for_attention, **kwargs)
         x = self.norm(x)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=x, pooler_output=masked_mean(x, mask) if self.add_pooling_layer else None
-        )
+        pooled = masked_mean(x, mask) if self.add_pooling_layer else None
+        return BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled)  # type: ignore[arg-type]
 
-    def _mask_for_attention(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        if self._attention_name() == CONFIG_ATTENTION:
+    def _mask_for_attention(self, x: Tensor, mask: Tensor | None) -> Any:
+        if self.config._attn_implementation == CONFIG_ATTENTION:
             return mask
         return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=mask)
 
-    def _attention_name(self) -> str | None:
-        return self.config._attn_implementation
+    def _check_extras(self, extras: dict[str, Any]) -> None:
+        """Whatever else a call brings goes to the attention function, and those of the zoo make nothing of it: a
+        misspelt mask would have no effect. What is off, `use_cache=False` say, may come."""
+        name = self.config._attn_implementation
+        check_weights_exist(extras.get("output_attentions", self.config.output_attentions), name)
+        if name != CONFIG_ATTENTION:
+            return
+        for extra, given in extras.items():
+            if extra not in _EXTRAS and given is not None and given is not False:
+                raise UnknownNameError("argument of a Skyformer model:", extra, [*_ARGUMENTS, *_EXTRAS])
 
 
 class SkyformerForSequenceClassification(SkyformerPreTrainedModel):
@@ -120,12 +138,12 @@ class SkyformerForSequenceClassification(SkyformerPreTrainedModel):
 
     def __init__(self, config: SkyformerConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = int(config.num_labels or 0)
         self.skyformer = SkyformerModel(config)
-        self.classifier = mlp(config, config.num_labels)
+        self.classifier = mlp(config, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -144,9 +162,7 @@ class SkyformerForSequenceClassification(SkyformerPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]
 
 
 class SkyformerForMaskedLM(SkyformerPreTrainedModel):
@@ -171,7 +187,7 @@ class SkyformerForMaskedLM(SkyformerPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.decoder = new_embeddings  # type: ignore[assignment]
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -190,9 +206,7 @@ class SkyformerForMaskedLM(SkyformerPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]
 
 
 def as_bool_mask(attention_mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
@@ -224,6 +238,10 @@ def _check_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> 
         came = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ShapeError(f"{name} must be a tensor of {rank} dimensions, batch and tokens first; got {came}")
     return given.shape[0], given.shape[1]
+
+
+def _nothing_to_reset() -> None:
+    """For attentions without parameters and buffers."""
 
 
 def register_models() -> None:

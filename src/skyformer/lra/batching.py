@@ -28,7 +28,7 @@ from skyformer.lra.tasks import PADDING_ID, round_up
 BATCHES_A_POOL = 50
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning converts a batch field by field
 class Batch:
     """Padded examples; `mask` is True where a token is real, and only pairs have a `second` with its mask."""
 
@@ -200,7 +200,7 @@ def training_loader(
 ) -> DataLoader[Example]:
     """Batches of `dataset` from `start_step` on, without end unless `num_steps` is given.
 
-    `pad_to_max` pads every batch to the dataset's `max_length`.
+    `pad_to_max` pads every batch to the `max_length` of its task.
     """
     batches = TrainingBatches(
         dataset.lengths(),
@@ -245,7 +245,7 @@ def loader_of(
     return DataLoader(
         dataset,
         batch_sampler=batches,
-        collate_fn=partial(collate, length=dataset.max_length if pad_to_max else None),
+        collate_fn=partial(collate, length=dataset.spec.max_length if pad_to_max else None),
         num_workers=num_workers,
         pin_memory=pin_memory,
         worker_init_fn=_leave_signals_to_parent,

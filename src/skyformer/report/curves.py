@@ -1,4 +1,4 @@
-"""Validation accuracy and loss against wall time (Figures 2 and 4 of the paper): panels of tasks, lines of attentions."""
+"""Accuracy and loss on the dev set against wall time (Figures 2 and 4 of the paper): panels of tasks."""
 
 from __future__ import annotations
 

@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
-import skyformer
-
 FORMAT = 1
 _GIT_PATIENCE_SECONDS = 5
 _DECIDES_NOTHING = {"command", "started", "host"}
@@ -29,7 +27,7 @@ class Environment(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: int = FORMAT
-    skyformer: str
+    skyformer: str | None
     commit: str | None
     python: str
     torch: str
@@ -52,7 +50,7 @@ class Environment(BaseModel):
 def describe_environment(threads: int | None = None) -> Environment:
     """This process, now; `threads` are those it is going to use, if they are not torch's own."""
     return Environment(
-        skyformer=skyformer.__version__,
+        skyformer=_version("skyformer"),
         commit=_commit(),
         python=platform.python_version(),
         torch=torch.__version__,
@@ -92,7 +90,7 @@ def _cpu_model() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout that this package is used from, marked when files have changed since."""
-    root = Path(skyformer.__file__).parents[2]
+    root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")

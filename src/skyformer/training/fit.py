@@ -104,7 +104,7 @@ def evaluate(
 ) -> Evaluation:
     """Loss and accuracy of a run's best model on every example of a split."""
     if split not in list(Split):
-        raise UnknownNameError("split", split, Split)
+        raise UnknownNameError("split", split, map(str, Split))
     config = run.config
     task = _load(config, data_dir)
     module = ClassifierModule(config, load_best_model(run))
@@ -278,8 +278,9 @@ def _finish(job: _Job, trainer: pl.Trainer, module: ClassifierModule, data: Task
     assert keeper.best is not None
     result = _result(job, keeper, keeper.best, test, parameter_count(module.model))
     if trainer.is_global_zero:
-        job.run.write_state(job.run.stored_state().replace(state="finished", step=result.steps, seconds=result.seconds))
+        # The result makes a run a finished one; the state only repeats it.
         job.run.write_result(result)
+        job.run.write_state(job.run.stored_state().replace(state="finished", step=result.steps, seconds=result.seconds))
     return result
 
 

@@ -105,8 +105,8 @@ class ClassifierModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _may_fuse(self) -> bool:
-        """One pass over the weights instead of many; with a loss scaler Lightning could not clip gradients."""
-        return self.device.type in ("cpu", "cuda") and self.config.hardware.precision != "16-mixed"
+        """One pass over the weights instead of many; under autocast Lightning could then not clip gradients."""
+        return self.device.type in ("cpu", "cuda") and not self.config.hardware.precision.endswith("-mixed")
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) -> OneCycleLR:

@@ -22,9 +22,8 @@ from typing import Any
 
 import skyformer
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
-from skyformer.lra.places import data_dir_or_default, find
-from skyformer.lra.storage import Variant
-from skyformer.training.config import RunConfig, from_yaml, to_yaml
+from skyformer.lra.places import data_dir_or_default
+from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
 from skyformer.training.runs import RunResult, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 from skyformer.training.sweeps import (
@@ -38,12 +37,12 @@ from skyformer.training.sweeps import (
     Silent,
     Watcher,
     check_data,
+    data_problems,
     is_running,
     run_of,
     settled,
     step_of,
     stopped,
-    variant_of,
     with_threads,
 )
 
@@ -159,8 +158,8 @@ def _check_nodes(ray: Any, configs: Sequence[RunConfig], runs_dir: Path, data_di
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.write_text("this file shows that a node sees the folder")
     try:
-        variants = list(dict.fromkeys(map(variant_of, configs)))
-        problems = list(_problems(ray, able, str(mark), variants, str(data_dir)))
+        tasks = list(dict.fromkeys(config.task for config in configs))
+        problems = list(_problems(ray, able, str(mark), tasks, str(data_dir)))
     finally:
         mark.unlink(missing_ok=True)
     if problems:
@@ -175,7 +174,7 @@ def _offer(node: dict[str, Any]) -> str:
 
 
 def _problems(
-    ray: Any, nodes: Iterable[dict[str, Any]], mark: str, variants: list[Variant], data_dir: str
+    ray: Any, nodes: Iterable[dict[str, Any]], mark: str, tasks: list[TaskConfig], data_dir: str
 ) -> Iterator[str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -183,7 +182,7 @@ def _problems(
     asked = []
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        sight = look.options(scheduling_strategy=place).remote(mark, variants, data_dir, skyformer.__version__)
+        sight = look.options(scheduling_strategy=place).remote(mark, tasks, data_dir, skyformer.__version__)
         asked.append((node["NodeManagerHostname"], sight))
     for name, sight in asked:
         try:
@@ -199,7 +198,7 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
-def look_around(mark: str, variants: list[Variant], data_dir: str, version: str) -> str | None:
+def look_around(mark: str, tasks: list[TaskConfig], data_dir: str, version: str) -> str | None:
     """What keeps the node that this is called on from training, if anything."""
     if skyformer.__version__ != version:
         return f"has skyformer {skyformer.__version__}, not {version}; install the same version on all nodes"
@@ -208,12 +207,7 @@ def look_around(mark: str, variants: list[Variant], data_dir: str, version: str)
         return f"does not see {folder}; --runs-dir must be on storage that all nodes share"
     if not os.access(folder, os.W_OK):
         return f"may not write to {folder}"
-    try:
-        for variant in variants:
-            find(variant, data_dir)
-    except DataError as error:
-        return str(error)
-    return None
+    return "; ".join(data_problems(tasks, data_dir)) or None
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from typing import Protocol
 
 from skyformer.attention import attention_class
 from skyformer.errors import DataError, InputError, SkyformerError
-from skyformer.lra.places import find
-from skyformer.lra.storage import Variant
-from skyformer.training.config import RunConfig, to_yaml
+from skyformer.lra.dataset import load_task
+from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.documents import write_document
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
 from skyformer.training.runs import Run, RunResult, open_run, runs_dir_or_default
@@ -115,20 +114,27 @@ def plan(
 
 def check_data(configs: Iterable[RunConfig], data_dir: Path | str | None = None) -> None:
     """Every task is prepared; if some are not, one error has the commands for all of them."""
-    problems = []
-    for variant in dict.fromkeys(map(variant_of, configs)):
-        try:
-            find(variant, data_dir)
-        except DataError as error:
-            problems.append(str(error))
+    problems = data_problems(dict.fromkeys(config.task for config in configs), data_dir)
     if problems:
         raise DataError("\n".join(problems))
 
 
-def variant_of(config: RunConfig) -> Variant:
-    """The version of the data that a run needs."""
-    task = config.task
-    return Variant.of(task.name, seed=task.data_seed, limit=task.limit, level=task.level)
+def data_problems(tasks: Iterable[TaskConfig], data_dir: Path | str | None) -> list[str]:
+    """What is missing, and how to prepare it."""
+    problems = []
+    for task in tasks:
+        try:
+            load_task(
+                task.name,
+                data_dir,
+                seed=task.data_seed,
+                limit=task.limit,
+                level=task.level,
+                max_length=task.max_length,
+            )
+        except DataError as error:
+            problems.append(str(error))
+    return problems
 
 
 def run_of(config: RunConfig, runs_dir: Path) -> Run:

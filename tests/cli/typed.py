@@ -1,0 +1,31 @@
+"""The command line without a new process: what a user types, and what comes of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from skyformer.cli.main import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    output: str
+    errors: str
+
+
+class CommandLine:
+    """Calls `skyformer` with words, after those it is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *first: str) -> None:
+        self._monkeypatch, self._capsys, self._first = monkeypatch, capsys, first
+
+    def __call__(self, *words: object) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["skyformer", *self._first, *map(str, words)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = self._capsys.readouterr()
+        return Outcome(int(exit_.value.code or 0), captured.out, captured.err)

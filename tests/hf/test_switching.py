@@ -1,0 +1,99 @@
+"""`attn_implementation` on our own models: the config's attention unless another is asked for, and back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import skyformer.hf
+from skyformer.errors import UnsupportedError
+from skyformer.hf import SkyformerForSequenceClassification
+from tests.helpers import refused
+from tests.hf.own_models import classifier, grown, padded_batch
+
+
+@pytest.fixture
+def model() -> SkyformerForSequenceClassification:
+    return grown(classifier())
+
+
+INPUTS = padded_batch(40, 30).model_inputs()
+
+
+def test_the_config_decides_by_default(model: SkyformerForSequenceClassification) -> None:
+    assert model.config._attn_implementation == "config"
+    assert model._can_set_attn_implementation()
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_softmax_attention_by_name_is_that_of_the_zoo(model: SkyformerForSequenceClassification, name: str) -> None:
+    by_config = classifier("softmax")
+    by_config.load_state_dict(model.state_dict())
+    expected = by_config(**INPUTS).logits
+    before = model(**INPUTS).logits
+    model.set_attn_implementation(name)
+    torch.testing.assert_close(model(**INPUTS).logits, expected, rtol=0, atol=1e-5)
+    model.set_attn_implementation("config")
+    assert torch.equal(model(**INPUTS).logits, before)
+    assert not torch.allclose(before, expected, atol=1e-3)
+
+
+def test_a_registered_attention_by_name(model: SkyformerForSequenceClassification) -> None:
+    skyformer.hf.register("kernelized")
+    by_config = classifier("kernelized")
+    by_config.load_state_dict(model.state_dict())
+    model.set_attn_implementation("kernelized")
+    torch.testing.assert_close(model(**INPUTS).logits, by_config(**INPUTS).logits, rtol=0, atol=1e-5)
+
+
+def test_a_name_is_for_one_run_and_the_config_for_good(
+    model: SkyformerForSequenceClassification, tmp_path: Path
+) -> None:
+    expected = model(**INPUTS).logits
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    loaded = SkyformerForSequenceClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(**INPUTS).logits, expected, rtol=0, atol=1e-6)
+    other = SkyformerForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    assert torch.equal(other(**INPUTS).logits, model(**INPUTS).logits)
+
+
+def test_a_name_that_nobody_registered(model: SkyformerForSequenceClassification) -> None:
+    with pytest.raises(ValueError, match="skyfromer"):
+        model.set_attn_implementation("skyfromer")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_under_another_attention(model: SkyformerForSequenceClassification, side: str) -> None:
+    model.set_attn_implementation("sdpa")
+    alone = model(padded_batch(40, 23).input_ids[1:, :23]).logits
+    padded = model(**padded_batch(40, 23, side=side).model_inputs()).logits
+    torch.testing.assert_close(padded[1:], alone, rtol=0, atol=1e-5)
+
+
+def test_gradients_through_another_attention(model: SkyformerForSequenceClassification) -> None:
+    model.set_attn_implementation("sdpa")
+    model.train().gradient_checkpointing_enable()
+    model(**INPUTS, labels=torch.tensor([0, 2])).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_attention_weights_where_there_are_any(model: SkyformerForSequenceClassification) -> None:
+    for name in ("config", "sdpa"):
+        model.set_attn_implementation(name)
+        with refused(UnsupportedError, "output_attentions", repr(name), "eager"):
+            model(**INPUTS, output_attentions=True)
+    model.set_attn_implementation("eager")
+    weights = model(**INPUTS, output_attentions=True).attentions
+    assert [tuple(w.shape) for w in weights] == [(2, 2, 40, 40)] * 2
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 40))
+    assert weights[0][1, :, :, 30:].max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_kernels_that_were_never_tried_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
+    with pytest.raises((ValueError, ImportError), match=r"support|install"):
+        model.set_attn_implementation(name)
+    assert model.config._attn_implementation == "config"

@@ -1,0 +1,51 @@
+"""A tiny prepared task, tiny configs, and one finished run that others are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skyformer.lra import prepare
+from skyformer.training.config import RunConfig
+from skyformer.training.runs import Run
+from tests.training.tiny import tiny_config
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ListOps with 64 examples a split."""
+    folder = tmp_path_factory.mktemp("data")
+    prepare("listops", limit=64, data_dir=folder)
+    return folder
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+Finished = Callable[[RunConfig], Run]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Finished:
+    """Runs that nothing ever happened to, each trained once."""
+    from skyformer.training.fit import train
+
+    root = tmp_path_factory.mktemp("finished")
+
+    def run_of(config: RunConfig) -> Run:
+        run = Run(root / config.run_name())
+        if not run.folder.exists():
+            train(config, runs_dir=root, data_dir=data_dir, progress=False)
+        return run
+
+    return run_of
+
+
+@pytest.fixture(scope="session")
+def whole(finished: Finished) -> Run:
+    """The tiny run from its first step to its last."""
+    return finished(tiny_config())

@@ -1,0 +1,262 @@
+"""Checkpoints: whole or not there, checked before use, and kept as long as anything needs them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from skyformer.errors import CheckpointWarning, DataError, InterruptedRunError, TrainingError
+from skyformer.training import checkpoints
+from skyformer.training.checkpoints import JOURNAL, CheckpointRecord, CheckpointStore
+from skyformer.training.fit import resume, train
+from skyformer.training.runs import Run
+from tests.helpers import refused
+from tests.training.test_signals import Send
+from tests.training.tiny import assert_same_run, rows, tiny_config
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", "digest")
+
+
+def save(store: CheckpointStore, step: int, best_step: int | None = None, config: str = "digest") -> Path:
+    journal = {"config": config, "best_step": best_step, "best_weights": best_step and f"sum{best_step}"}
+    content = {"global_step": step, "state_dict": {"model.weight": torch.full((3,), float(step))}, JOURNAL: journal}
+    store.save_checkpoint(content, store.path(step))
+    return store.path(step)
+
+
+def lost(record: CheckpointRecord) -> bool:
+    """The best model is in its checkpoint only."""
+    return False
+
+
+def found(store: CheckpointStore) -> int | None:
+    record = store.newest_good(lost)
+    return record and record.step
+
+
+def test_saved_and_loaded(store: CheckpointStore) -> None:
+    path = save(store, 500)
+    assert path.name == "step-000500.ckpt"
+    record = json.loads(path.with_suffix(".json").read_text())
+    assert (record["step"], record["size"], record["accuracy"]) == (500, path.stat().st_size, None)
+    assert torch.equal(store.load_weights(500)["weight"], torch.full((3,), 500.0))
+    store.mark(500, 0.75)
+    assert json.loads(path.with_suffix(".json").read_text())["accuracy"] == 0.75
+    assert found(store) == 500
+
+
+def test_none_is_not_an_error(store: CheckpointStore) -> None:
+    assert found(store) is None
+    assert store.newest() is None
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "cut": cut,
+    "flipped": flip,
+    "gone": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "no record": lambda path: path.with_suffix(".json").write_text("{"),
+    "another record": lambda path: path.with_suffix(".json").write_text('{"format": 1}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_passed_over(store: CheckpointStore, damage: str) -> None:
+    save(store, 1000)
+    DAMAGES[damage](save(store, 2000))
+    with pytest.warns(CheckpointWarning, match=r"step-002000.*the one before it is used"):
+        assert found(store) == 1000
+    store.sweep(1000)
+    assert [file.name for file in sorted(store.folder.iterdir())] == ["step-001000.ckpt", "step-001000.json"]
+
+
+def test_all_damaged_is_an_error(store: CheckpointStore) -> None:
+    cut(save(store, 1))
+    flip(save(store, 2))
+    with (
+        refused(DataError, "no checkpoint", "step-000002.ckpt", "content has changed"),
+        pytest.warns(CheckpointWarning),
+    ):
+        found(store)
+
+
+def test_a_checkpoint_without_its_record_was_never_finished(store: CheckpointStore) -> None:
+    save(store, 1).with_suffix(".json").unlink()
+    (store.folder / ".step-000002.ckpt.99.partial").write_bytes(b"half")
+    assert found(store) is None
+    store.sweep(None)
+    assert not list(store.folder.iterdir())
+
+
+def test_another_runs_checkpoint_is_refused(store: CheckpointStore) -> None:
+    save(store, 1, config="other")
+    with refused(DataError, "another run", "other", "digest"), pytest.warns(CheckpointWarning):
+        found(store)
+
+
+def test_a_newer_format_is_refused(store: CheckpointStore) -> None:
+    record = save(store, 1).with_suffix(".json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 99}))
+    with refused(DataError, "newer skyformer", "upgrade"), pytest.warns(CheckpointWarning):
+        found(store)
+
+
+class Hostile:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/never",)
+
+
+@pytest.mark.parametrize("content", [Hostile(), {"a": 1}, [1, 2]])
+def test_files_from_elsewhere(store: CheckpointStore, content: object, tmp_path: Path) -> None:
+    path = save(store, 1)
+    torch.save(content, path)
+    record = json.loads(path.with_suffix(".json").read_text())
+    sums = {"size": path.stat().st_size, "sha256": checkpoints.hashlib.sha256(path.read_bytes()).hexdigest()}
+    path.with_suffix(".json").write_text(json.dumps({**record, **sums}))
+    with pytest.raises(DataError, match=r"is not a checkpoint|from elsewhere"):
+        store.load_checkpoint(path)
+
+
+def test_the_last_two_and_the_best_stay(store: CheckpointStore) -> None:
+    for step, best in ((1, None), (2, 1), (3, 1), (4, 1)):
+        save(store, step, best)
+    store.prune(1)
+    assert store.steps() == [4, 3, 1]
+    save(store, 5, 1)
+    # The best now is 5, but 4 says it was 1: going back to 4 needs it.
+    store.prune(5)
+    assert store.steps() == [5, 4, 1]
+    save(store, 6, 5)
+    store.prune(5)
+    assert store.steps() == [6, 5, 1]
+    save(store, 7, 5)
+    store.prune(5)
+    assert store.steps() == [7, 6, 5]
+
+
+def test_a_lost_best_model_makes_a_checkpoint_useless(store: CheckpointStore) -> None:
+    cut(save(store, 1))
+    save(store, 2)
+    save(store, 3, best_step=1)
+    assert store.newest_good(lambda record: record.best_weights == "sum1").step == 3
+    with pytest.warns(CheckpointWarning, match="best model of its time, of step 1, is lost"):
+        assert found(store) == 2
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, from_call: int) -> None:
+    """No space is left from the nth flush on."""
+    calls, original = [], os.fsync
+
+    def fsync(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) >= from_call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_no_space_leaves_no_trace(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    full_disk(monkeypatch, 1)
+    with pytest.raises(OSError, match="No space left"):
+        save(store, 2)
+    monkeypatch.undo()
+    assert [file.name for file in sorted(store.folder.iterdir())] == ["step-000001.ckpt", "step-000001.json"]
+
+
+@pytest.mark.parametrize("call", range(3, 40, 6))
+def test_a_run_survives_a_full_disk(
+    call: int, whole: Run, runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = Run(runs_dir / whole.name), tiny_config()
+    from skyformer.training.runs import create_run
+
+    create_run(config, runs_dir)
+    full_disk(monkeypatch, call)
+    with refused(TrainingError, "No space left on device", "step-", f"skyformer train --resume {run.folder}"):
+        resume(run, data_dir=data_dir, progress=False)
+    monkeypatch.undo()
+    assert not list(run.folder.rglob("*.partial"))
+    assert run.state.state in ("failed", "interrupted")
+    resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, whole)
+
+
+def stop_at(step: int, runs_dir: Path, data_dir: Path) -> Run:
+    config = tiny_config()
+    with pytest.raises(InterruptedRunError):
+        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[Send(step, 15)])
+    return Run(runs_dir / config.run_name())
+
+
+def test_a_run_goes_back_one_checkpoint(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    run = stop_at(11, runs_dir, data_dir)
+    cut(run.checkpoints / "step-000011.ckpt")
+    with pytest.warns(CheckpointWarning, match="step-000011.ckpt: it has"):
+        resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, whole)
+
+
+def test_a_run_without_its_model_writes_it_again(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    run = stop_at(11, runs_dir, data_dir)
+    shutil.rmtree(run.model_folder)
+    resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, whole)
+
+
+def test_a_run_with_damaged_checkpoints_only(runs_dir: Path, data_dir: Path) -> None:
+    run = stop_at(4, runs_dir, data_dir)
+    before = rows(run)
+    for file in run.checkpoints.glob("*.ckpt"):
+        cut(file)
+    with refused(DataError, "no checkpoint", "--runs-dir"), pytest.warns(CheckpointWarning):
+        resume(run, data_dir=data_dir, progress=False)
+    assert run.state.state == "failed"
+    assert rows(run) == before
+
+
+def test_missing_rows_are_told(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    run = stop_at(11, runs_dir, data_dir)
+    run.metrics_file.unlink()
+    with pytest.warns(CheckpointWarning, match=r"rows of .*metrics.csv are lost"):
+        resume(run, data_dir=data_dir, progress=False)
+    assert rows(run)[1:] == rows(whole)[-3:]
+
+
+class Never(Callback):
+    """Fails when a step is trained."""
+
+    def on_train_batch_start(self, *arguments: object) -> None:
+        raise AssertionError("a step was trained")
+
+
+def test_a_run_that_only_lacks_its_result(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    shutil.copytree(whole.folder, runs_dir / whole.name)
+    run = Run(runs_dir / whole.name)
+    (run.folder / "result.json").unlink()
+    resume(run, data_dir=data_dir, progress=False, callbacks=[Never()])
+    assert_same_run(run, whole)

@@ -1,0 +1,221 @@
+"""A run from its config to its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
+from skyformer.lra import Example, TaskDataset, prepare
+from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.training.config import TaskConfig
+from skyformer.training.fit import evaluate, resume, train
+from skyformer.training.module import ClassifierModule, build_model
+from skyformer.training.runs import Run
+from tests.helpers import refused
+from tests.lra.stand_ins import pair_files, write_folder
+from tests.training.tiny import STEPS, assert_same_run, checkpoint, tiny_config
+
+
+def test_a_run_leaves_everything_behind(whole: Run) -> None:
+    result = whole.result
+    assert result is not None
+    assert whole.state.state == "finished"
+    assert (result.steps, result.test_examples, result.dev_examples) == (STEPS, 64, 64)
+    assert result.steps_per_second > 0
+    assert result.seconds > STEPS / result.steps_per_second
+    assert result.peak_memory_bytes is not None
+    assert result.peak_memory_bytes > 10**8
+    assert result.parameters == sum(p.numel() for p in build_model(whole.config).parameters())
+    assert any(whole.tensorboard.glob("events*"))
+    assert not list(whole.folder.rglob("*.partial"))
+
+
+def test_metrics_have_a_row_for_every_log_point(whole: Run) -> None:
+    train_steps = [row.step for row in whole.metrics() if row.split == "train"]
+    dev = [row for row in whole.metrics() if row.split == "dev"]
+    assert train_steps == [2, 4, 6, 8, 10, 12, 14]
+    assert [row.step for row in dev] == [5, 10, 14]
+    assert all(row.lr is not None for row in whole.metrics() if row.split == "train")
+    assert whole.result is not None
+    best = max(dev, key=lambda row: row.accuracy)
+    assert (best.step, best.accuracy) == (whole.result.best_step, whole.result.dev_accuracy)
+
+
+def test_the_model_is_that_of_the_best_step(whole: Run, data_dir: Path) -> None:
+    assert whole.result is not None
+    model = SequenceClassifier.from_pretrained(whole.model_folder)
+    saved = checkpoint(whole, whole.result.best_step)["state_dict"]
+    assert all(torch.equal(tensor, saved[f"model.{name}"]) for name, tensor in model.state_dict().items())
+    test = evaluate(whole, data_dir=data_dir)
+    assert (test.accuracy, test.loss, test.examples) == (whole.result.test_accuracy, whole.result.test_loss, 64)
+    dev = evaluate(whole, split="dev", data_dir=data_dir)
+    assert (dev.accuracy, dev.loss) == (whole.result.dev_accuracy, whole.result.dev_loss)
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(whole: Run, data_dir: Path) -> None:
+    one, other = (evaluate(whole, data_dir=data_dir, batch_size=size) for size in (1, 7))
+    assert (one.accuracy, one.examples) == (other.accuracy, other.examples) == (other.accuracy, 64)
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+
+
+def test_same_seed_same_result(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    assert_same_run(Run(runs_dir / whole.name), whole)
+
+
+class FirstBatches(Callback):
+    """Remembers which examples the first steps saw, and where the weights began."""
+
+    def __init__(self) -> None:
+        self.ids: list[list[int]] = []
+        self.weights: torch.Tensor | None = None
+
+    def on_train_batch_start(self, trainer: object, module: object, batch: object, batch_idx: int) -> None:
+        assert isinstance(module, ClassifierModule)
+        if self.weights is None:
+            self.weights = module.model.encoder.embeddings.token.detach().clone()
+        self.ids.append(batch.ids.tolist())
+
+
+def test_another_seed_is_another_run(runs_dir: Path, data_dir: Path) -> None:
+    seen = [FirstBatches(), FirstBatches()]
+    for seed, callback in enumerate(seen):
+        config = tiny_config(seed=seed, steps=4, log_every=1)
+        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[callback])
+    assert seen[0].ids != seen[1].ids
+    assert seen[0].weights is not None
+    assert seen[1].weights is not None
+    assert not torch.equal(seen[0].weights, seen[1].weights)
+
+
+def test_the_test_set_is_touched_once_at_the_end(
+    runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = TaskDataset.__getitem__
+
+    def notice(dataset: TaskDataset, index: int) -> Example:
+        read.append(dataset._path.name.partition("-")[0])
+        return original(dataset, index)
+
+    monkeypatch.setattr(TaskDataset, "__getitem__", notice)
+    train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    assert read.count("test") == 64
+    assert read[-64:] == ["test"] * 64
+    assert read.count("dev") == 3 * 64
+
+
+def test_ties_go_to_the_earlier_step(runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With a learning rate next to nothing all evaluations are alike.
+    config = tiny_config()
+    config = config.replace(optim=config.optim.replace(lr=1e-12))
+    result = train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    accuracies = {row.accuracy for row in Run(runs_dir / result.run).metrics() if row.split == "dev"}
+    assert len(accuracies) == 1
+    assert result.best_step == 5
+
+
+def test_pairs(runs_dir: Path, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "pairs", pair_files(12))
+    prepare("retrieval", data_dir=tmp_path / "data", source=source)
+    config = tiny_config(steps=4, eval_every=4)
+    config = config.replace(task=TaskConfig(name="retrieval", max_length=64))
+    result = train(config, runs_dir=runs_dir, data_dir=tmp_path / "data", progress=False)
+    assert (result.test_examples, result.task) == (12, "retrieval")
+    model = PairClassifier.from_pretrained(runs_dir / result.run / "model")
+    assert result.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_precisions(precision: str, runs_dir: Path, data_dir: Path) -> None:
+    config = tiny_config(steps=4, eval_every=2)
+    config = config.replace(hardware=config.hardware.replace(precision=precision))
+    result = train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    again = evaluate(Run(runs_dir / result.run), data_dir=data_dir)
+    assert (again.accuracy, again.loss) == (result.test_accuracy, pytest.approx(result.test_loss, rel=1e-2))
+
+
+def test_padding_to_the_longest_changes_little(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    result = train(tiny_config(pad_to_max=True), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    padded, cut = (run.metrics() for run in (Run(runs_dir / result.run), whole))
+    assert [row.loss for row in padded] == pytest.approx([row.loss for row in cut], rel=1e-4)
+
+
+def test_a_finished_run_is_left_alone(whole: Run, data_dir: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in whole.folder.rglob("*") if file.name != ".lock"}
+    with refused(InputError, "finished already", "skyformer evaluate"):
+        resume(whole, data_dir=data_dir)
+    with refused(InputError, "finished already", "--seed"):
+        train(tiny_config(), runs_dir=whole.folder.parent, data_dir=data_dir)
+    assert before == {file: file.stat().st_mtime_ns for file in whole.folder.rglob("*") if file.name != ".lock"}
+
+
+def test_bad_input_makes_no_folder(runs_dir: Path, tmp_path: Path, data_dir: Path) -> None:
+    with refused(DataError, "skyformer data prepare listops", "--limit 64"):
+        train(tiny_config(), runs_dir=runs_dir, data_dir=tmp_path / "nothing")
+    impossible = tiny_config().replace(hardware=tiny_config().hardware.replace(strategy="fsdp"))
+    with refused(InputError, "hardware.strategy=fsdp", "Lightning says"):
+        train(impossible, runs_dir=runs_dir, data_dir=data_dir)
+    assert not runs_dir.exists()
+
+
+def test_unknown_split_and_missing_model(whole: Run, data_dir: Path, tmp_path: Path) -> None:
+    with refused(UnknownNameError, "split", "tset", "Did you mean 'test'?"):
+        evaluate(whole, split="tset", data_dir=data_dir)
+    bare = tmp_path / whole.name
+    bare.mkdir()
+    (bare / "config.yaml").write_text((whole.folder / "config.yaml").read_text())
+    with refused(InputError, "no model yet", "step 5"):
+        evaluate(Run(bare), data_dir=data_dir)
+
+
+class Poison(Callback):
+    """Makes the weights produce a loss that is no number, or a gradient that is none, at a step."""
+
+    def __init__(self, step: int, what: str) -> None:
+        self.step, self.what = step, what
+
+    def on_train_batch_start(self, trainer: object, module: ClassifierModule, batch: object, batch_idx: int) -> None:
+        if batch_idx + 1 == self.step and self.what == "loss":
+            module.model.head[0].weight.data.fill_(float("nan"))
+        if batch_idx + 1 == self.step and self.what == "gradient":
+            module.model.head[0].weight.register_hook(lambda grad: grad * float("inf"))
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_non_finite_numbers_end_the_run(what: str, accumulate: int, runs_dir: Path, data_dir: Path) -> None:
+    config, seen = tiny_config(accumulate=accumulate), FirstBatches()
+    poison = Poison(8 * accumulate, what)
+    with pytest.raises(TrainingError) as caught:
+        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[poison, seen])
+    message, run = str(caught.value), Run(runs_dir / config.run_name())
+    ids = seen.ids[-1] if what == "loss" else [number for part in seen.ids[-accumulate:] for number in part]
+    assert f"{what} is" in message
+    for words in ("at step 8", f"examples {', '.join(map(str, ids))};", "step-000006.ckpt", "optim.lr"):
+        assert words in message
+    assert (run.state.state, run.state.reason) == ("failed", message)
+    assert not (run.checkpoints / "step-000008.ckpt").exists()
+
+
+def test_tensorboard_has_what_the_table_has(whole: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole.tensorboard)).Reload()
+    for split in ("train", "dev"):
+        logged = [(event.step, event.value) for event in events.Scalars(f"{split}/loss")]
+        table = [(row.step, pytest.approx(row.loss)) for row in whole.metrics() if row.split == split]
+        assert logged == table
+
+
+def test_nothing_is_printed_unless_wanted(runs_dir: Path, data_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(tiny_config(steps=4, eval_every=2), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    assert capfd.readouterr() == ("", "")
+    train(tiny_config(steps=4, eval_every=2, seed=1), runs_dir=runs_dir, data_dir=data_dir)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert [line.partition(":")[0] for line in printed.err.splitlines()][1:] == ["step 2", "step 4"]
