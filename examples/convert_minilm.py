@@ -41,12 +41,12 @@ from transformers.utils import logging
 
 import skyformer.hf
 from skyformer.bench.measure import describe_machine
-from skyformer.landmarks import StratifiedSampler
+from skyformer.landmarks import QuerySampler
 from skyformer.lra import text as imdb
 from skyformer.lra.tasks import Split
 
-SAMPLERS = ("stratified", "uniform", "probe", "leverage", "segment_means")
-SHARED = "stratified, shared by the heads"
+SAMPLERS = ("queries", "stratified", "uniform", "probe", "leverage", "segment_means")
+SHARED = "queries, shared by the heads"
 FINETUNED = ("softmax", "kernelized", "skyformer", "skyformer-softmax")
 LONG = ("softmax, materialised", "softmax", "kernelized", "skyformer", "skyformer-softmax")
 IMPLEMENTATIONS = {"softmax": "sdpa", "softmax, materialised": "eager"}
@@ -163,7 +163,7 @@ def embeddings(arguments: argparse.Namespace) -> None:
     exact = embed(model, tokens)
     results = []
     for kernel, landmarks, count in embedding_cases(arguments.landmarks):
-        sampler = StratifiedSampler() if landmarks == SHARED else landmarks
+        sampler = QuerySampler() if landmarks == SHARED else landmarks
         skyformer.hf.register("tried", kernel=kernel, num_landmarks=count, landmarks=sampler, seed=arguments.seed)
         model.set_attn_implementation("tried")
         cosine = (embed(model, tokens) * exact).sum(-1)
