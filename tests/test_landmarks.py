@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from skyformer.landmarks import (
     Landmarks,
     LeverageSampler,
     ProbeSampler,
+    QuerySampler,
     Sampler,
     SegmentMeansSampler,
     StratifiedSampler,
@@ -34,7 +36,7 @@ from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 RECURSIVE = LeverageSampler(exact_limit=8)
-BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True)]
+BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True)]
 DRAWING = [UniformSampler(), StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, *BY_HEAD]
 WITHOUT_REPEATS = [StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, StratifiedSampler(per_head=True)]
 ALL = [*DRAWING, SegmentMeansSampler()]
@@ -135,6 +137,12 @@ def test_stratified_picks_one_row_in_each_stratum() -> None:
         assert torch.equal((rows[10:] - 40) // 6, torch.arange(10))
 
 
+@pytest.mark.parametrize(("length", "size", "from_queries"), [(40, 40, 16), (10, 40, 10), (40, 5, 16)])
+def test_queries_come_first(length: int, size: int, from_queries: int) -> None:
+    rows = rows_of(QuerySampler(), some_candidates(length, size), 16)
+    assert ((rows < length).sum(-1) == from_queries).all()
+
+
 def test_stratified_reaches_every_row() -> None:
     where = some_candidates(7, 11)
     seen = {int(r) for seed in range(200) for r in rows_of(StratifiedSampler(), where, 4, seed)[0, 0]}
@@ -174,6 +182,35 @@ def test_probe_draws_by_weight() -> None:
     near = sum(int((rows_of(ProbeSampler(), candidates(q, k), 4, seed)[..., :2] < 100).sum()) for seed in range(150))
     share = 1 / (1 + torch.exp(torch.tensor(-1.0)))
     assert abs(near / 300 - share) < 5 * (0.25 / 300) ** 0.5
+
+
+def test_probe_for_normalised_rows_prefers_attended_keys() -> None:
+    # One key in ten is attended to by every query: as few landmarks as there are such keys, and they are taken.
+    query, key = torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4)
+    query[..., 0], key[:, :, ::10, 0] = 4.0, 4.0
+    where = replace(candidates(query, key), normalised=True)
+    rows = rows_of(ProbeSampler(), where, 40)
+    taken = rows[rows >= 200] - 200
+    assert taken.numel() == 20
+    assert (taken % 10 == 0).all()
+
+
+def test_probe_for_normalised_rows_treats_queries_alike() -> None:
+    where = some_candidates(60, 60)
+    where = replace(where, query=torch.cat([where.query[:, :, :30], where.query[:, :, 30:] + 50], 2))
+
+    def far(rows: Tensor) -> int:
+        return int(((rows >= 30) & (rows < 60)).sum())
+
+    assert far(rows_of(ProbeSampler(), where, 20)) == 0
+    assert far(rows_of(ProbeSampler(), replace(where, normalised=True), 20)) > 0
+
+
+def test_probe_for_normalised_rows_draws_valid_keys_only() -> None:
+    where = replace(some_candidates(40, 40, masked=True), normalised=True)
+    rows = rows_of(ProbeSampler(), where, 12)
+    valid = valid_rows(where)
+    assert valid[torch.arange(2)[:, None, None], rows].all()
 
 
 def definition_of_leverage(gram: Tensor, ridge: Tensor | float) -> Tensor:
@@ -458,7 +495,7 @@ def test_bad_landmarks_are_refused(landmarks: Any, error: type[Exception], words
 
 
 def test_samplers_go_by_their_names() -> None:
-    assert sorted(SAMPLERS) == ["leverage", "probe", "segment_means", "stratified", "uniform"]
+    assert sorted(SAMPLERS) == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
     assert all(get_sampler(name) is sampler for name, sampler in SAMPLERS.items())
 
 
