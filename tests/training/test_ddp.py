@@ -70,7 +70,7 @@ def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: P
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_two_processes_go_on(number: signal.Signals, tmp_path: Path, data_dir: Path) -> None:
-    config = plain_config(batch_size=4, devices=2, steps=200, eval_every=20, checkpoint_every=10)
+    config = plain_config(batch_size=4, devices=2, steps=100, eval_every=20, checkpoint_every=10)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     process = start_new("lightning", config, whole, data_dir)
     assert process.communicate(timeout=PATIENCE)[1] == ""

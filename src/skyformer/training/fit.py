@@ -183,6 +183,9 @@ def _carry_out(job: _Job) -> RunResult:
             failure = _as_error(error, job)
             if main:
                 _write_end(run, failure)
+            elif isinstance(failure, InterruptedRunError | TrainingError):
+                # All processes end here together, and the first one tells. An exit code would have Lightning kill it.
+                raise SystemExit(0) from failure
             if failure is error:
                 raise
             raise failure from error
