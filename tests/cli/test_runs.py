@@ -36,11 +36,8 @@ def test_all_runs_with_their_states(runs: CommandLine) -> None:
     outcome = runs()
     assert outcome.code == 0
     table = [line.split() for line in outcome.output.splitlines() if line.startswith(" ")]
-    assert sorted(words[1] for words in table if "-seed" in " ".join(words)) == [
-        "damaged",
-        *["finished"] * 6,
-        "interrupted",
-    ]
+    states = sorted(words[1] for words in table if "-seed" in " ".join(words))
+    assert states == ["damaged", *["finished"] * 6, "interrupted"]
     assert "preset cpu of text is reduced" in outcome.output
 
 

@@ -33,7 +33,11 @@ def main() -> None:
 
 
 def finish(root: Path, name: str) -> None:
-    shutil.copytree(root / "library" / name, root / name, dirs_exist_ok=True)
+    """The whole folder in one step, over what may be there."""
+    draft = root / f".{name}"
+    shutil.copytree(root / "library" / name, draft)
+    shutil.rmtree(root / name, ignore_errors=True)
+    draft.rename(root / name)
 
 
 def begin(root: Path, name: str) -> None:
@@ -42,7 +46,9 @@ def begin(root: Path, name: str) -> None:
     (root / name / "result.json").unlink()
     state = json.loads((root / name / "state.json").read_text())
     state |= {"state": "running", "step": 7, "pid": os.getpid(), "host": platform.node()}
-    (root / name / "state.json").write_text(json.dumps(state))
+    # In one step, for others read it meanwhile.
+    (root / name / "state.new").write_text(json.dumps(state))
+    (root / name / "state.new").replace(root / name / "state.json")
 
 
 def fail(root: Path, name: str) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import skyformer
 from skyformer.errors import InputError, MissingExtraError
 from skyformer.training import ray_sweeps
+from skyformer.training.environment import installed_version
 from skyformer.training.ray_sweeps import Resources, look_around, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
 from skyformer.training.sweeps import Ending
@@ -62,7 +62,7 @@ def test_what_a_run_asks_for() -> None:
 def test_a_node_sees_what_it_needs(data_dir: Path, runs_dir: Path) -> None:
     mark = runs_dir / ".sweep" / "mark"
     mark.parent.mkdir(parents=True)
-    tasks, version = [tiny_config().task], skyformer.__version__
+    tasks, version = [tiny_config().task], installed_version("skyformer")
     assert "must be on storage that all nodes share" in str(look_around(str(mark), tasks, str(data_dir), version))
     mark.touch()
     assert look_around(str(mark), tasks, str(data_dir), version) is None
