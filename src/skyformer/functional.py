@@ -193,11 +193,10 @@ def skyformer_attention(
     scale = _default_scale(query, scale)
     kernel, solver = get_kernel(kernel), get_solver(solver)
     of_softmax = isinstance(kernel, SoftmaxKernel)
-    points = at_least_float32(query), at_least_float32(key)
     candidates = Candidates(
         # Contiguous here, once: choosing rows and both products would each copy a strided one.
-        points[0].contiguous(),
-        (_moved_to(*points, query_mask, key_mask) if of_softmax else points[1]).contiguous(),
+        at_least_float32(query).contiguous(),
+        at_least_float32(key).contiguous(),
         query_mask,
         key_mask,
         GaussianKernel() if of_softmax else kernel,
@@ -322,20 +321,6 @@ class _Whole:
         """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""
         taken = take_rows(value, (self.key_rows - num_queries).clamp(0, max(value.shape[2] - 1, 0)))
         return taken.masked_fill((self.key_rows < 0).unsqueeze(-1), 0)
-
-
-def _moved_to(query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
-    """The keys, all moved by one vector so that their mean is the queries'. To softmax attention this is nothing, for
-    every score of a query changes alike; the Gaussian values between queries and keys no longer nearly vanish."""
-    return key + (_mean_point(query, query_mask) - _mean_point(key, key_mask))
-
-
-def _mean_point(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
-    if mask is None:
-        return x.sum(2, keepdim=True) / max(1, x.shape[2])
-    valid = mask[:, None, :, None]
-    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
 
 
 def _weigh_by_key_norm(key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
