@@ -172,6 +172,19 @@ def test_approximation_of_softmax_converges_to_softmax(sampler: str) -> None:
     assert errors[2] < 1e-10
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_approximation_of_softmax_does_not_mind_where_the_keys_lie(masked: bool) -> None:
+    q, k, v = draw(2, 40, 40, 4, 4)
+    mask = scattered_mask(2, 40) if masked else None
+    near, far = (
+        skyformer_attention(
+            q, keys, v, kernel="softmax", num_landmarks=8, key_mask=mask, generator=torch.Generator().manual_seed(0)
+        )
+        for keys in (k, k + 20 * torch.randn(4))
+    )
+    torch.testing.assert_close(far, near)
+
+
 @pytest.mark.parametrize("kernel", [name for name, kernel in KERNELS.items() if kernel.radial])
 @pytest.mark.parametrize("landmarks", ["stratified", "uniform", "explicit"])
 def test_approximation_never_exceeds_the_kernel_matrix(kernel: str, landmarks: str) -> None:
@@ -198,6 +211,27 @@ def test_approximation_of_softmax_never_overflows(std: float, masked: bool) -> N
     out = skyformer_attention(*inputs, kernel="softmax", num_landmarks=16, key_mask=mask)
     assert out.isfinite().all()
     assert all(g.isfinite().all() for g in backward(out, inputs))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_approximation_of_softmax_does_not_see_a_shift_of_the_keys(masked: bool) -> None:
+    q, k, v = draw(2, 60, 60, 8, 8)
+    mask = scattered_mask(2, 60) if masked else None
+    far = k + torch.linspace(-6, 6, 8, dtype=k.dtype)
+    near, moved = (
+        skyformer_attention(
+            q,
+            keys,
+            v,
+            kernel="softmax",
+            num_landmarks=24,
+            landmarks="probe",
+            key_mask=mask,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for keys in (k, far)
+    )
+    torch.testing.assert_close(moved, near)
 
 
 @pytest.mark.parametrize("std", [1.0, 10.0, 100.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,35 @@ def test_probe_draws_by_weight() -> None:
     near = sum(int((rows_of(ProbeSampler(), candidates(q, k), 4, seed)[..., :2] < 100).sum()) for seed in range(150))
     share = 1 / (1 + torch.exp(torch.tensor(-1.0)))
     assert abs(near / 300 - share) < 5 * (0.25 / 300) ** 0.5
+
+
+def test_probe_for_normalised_rows_prefers_attended_keys() -> None:
+    # One key in ten is attended to by every query: as few landmarks as there are such keys, and they are taken.
+    query, key = torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4)
+    query[..., 0], key[:, :, ::10, 0] = 4.0, 4.0
+    where = replace(candidates(query, key), normalised=True)
+    rows = rows_of(ProbeSampler(), where, 40)
+    taken = rows[rows >= 200] - 200
+    assert taken.numel() == 20
+    assert (taken % 10 == 0).all()
+
+
+def test_probe_for_normalised_rows_treats_queries_alike() -> None:
+    where = some_candidates(60, 60)
+    where = replace(where, query=torch.cat([where.query[:, :, :30], where.query[:, :, 30:] + 50], 2))
+
+    def far(rows: Tensor) -> int:
+        return int(((rows >= 30) & (rows < 60)).sum())
+
+    assert far(rows_of(ProbeSampler(), where, 20)) == 0
+    assert far(rows_of(ProbeSampler(), replace(where, normalised=True), 20)) > 0
+
+
+def test_probe_for_normalised_rows_draws_valid_keys_only() -> None:
+    where = replace(some_candidates(40, 40, masked=True), normalised=True)
+    rows = rows_of(ProbeSampler(), where, 12)
+    valid = valid_rows(where)
+    assert valid[torch.arange(2)[:, None, None], rows].all()
 
 
 def definition_of_leverage(gram: Tensor, ridge: Tensor | float) -> Tensor:

@@ -193,14 +193,12 @@ def skyformer_attention(
     scale = _default_scale(query, scale)
     kernel, solver = get_kernel(kernel), get_solver(solver)
     of_softmax = isinstance(kernel, SoftmaxKernel)
+    # Contiguous here, once: choosing rows and both products would each copy a strided one.
+    points, keys = (at_least_float32(x).contiguous() for x in (query, key))
+    if of_softmax:
+        keys = _move_to_queries(points, keys, query_mask, key_mask)
     candidates = Candidates(
-        # Contiguous here, once: choosing rows and both products would each copy a strided one.
-        at_least_float32(query).contiguous(),
-        at_least_float32(key).contiguous(),
-        query_mask,
-        key_mask,
-        GaussianKernel() if of_softmax else kernel,
-        scale,
+        points, keys, query_mask, key_mask, GaussianKernel() if of_softmax else kernel, scale, normalised=of_softmax
     )
     if of_softmax:
         weighted = _weigh_by_key_norm(candidates.key, at_least_float32(value), key_mask, scale)
@@ -321,6 +319,20 @@ class _Whole:
         """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""
         taken = take_rows(value, (self.key_rows - num_queries).clamp(0, max(value.shape[2] - 1, 0)))
         return taken.masked_fill((self.key_rows < 0).unsqueeze(-1), 0)
+
+
+def _move_to_queries(query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """The keys, moved so that their mean is the queries': a common shift c of the keys adds q_i . c to all scores of
+    row i, which softmax attention does not see, but a Gaussian kernel sees points that are near each other."""
+    return key + (_mean_of_valid(query, query_mask) - _mean_of_valid(key, key_mask))
+
+
+def _mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
+    if mask is None:
+        return x.sum(2, keepdim=True) / max(x.shape[2], 1)
+    valid = mask[:, None, :, None]
+    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
 
 
 def _weigh_by_key_norm(key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:

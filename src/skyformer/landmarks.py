@@ -25,7 +25,8 @@ from skyformer.noise import draw_seed, uniform_noise
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a sampler may look at: query (B, H, L, P), key (B, H, S, P), their masks, the kernel and its scale."""
+    """What a sampler may look at: query (B, H, L, P), key (B, H, S, P), their masks, the kernel and its scale; and
+    whether the rows of the result are normalised, as softmax attention's are."""
 
     query: Tensor
     key: Tensor
@@ -33,6 +34,7 @@ class Candidates:
     key_mask: Tensor | None
     kernel: Kernel
     scale: float
+    normalised: bool = False
 
     @property
     def num_queries(self) -> int:
@@ -139,7 +141,10 @@ class QuerySampler(StratifiedSampler):
 @dataclass(frozen=True)
 class ProbeSampler(Sampler):
     """Importance sampling: a query weighs sum_j kappa(q_i, k_j)^2 over a few random keys, a key likewise over random
-    queries; half the landmarks come from each side, drawn by weight without replacement. O(num_probes n P)."""
+    queries; half the landmarks come from each side, drawn by weight without replacement. O(num_probes n P).
+
+    For softmax attention, whose rows are normalised, every query counts the same, and a key weighs the sum of its
+    squared attention weights over the random queries."""
 
     name = "probe"
     num_probes: int = 32
@@ -151,8 +156,11 @@ class ProbeSampler(Sampler):
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         query, key = candidates.query, candidates.key
-        query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
-        key_weight = self._weight(candidates, key, query, candidates.query_mask, seed, 1)
+        if candidates.normalised:
+            query_weight, key_weight = torch.ones_like(query[..., 0]), self._attended(candidates, seed)
+        else:
+            query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
+            key_weight = self._weight(candidates, key, query, candidates.query_mask, seed, 1)
         best_queries = _draw_by_weight(query_weight, candidates.query_mask, num_landmarks, seed, 2)
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
@@ -165,10 +173,22 @@ class ProbeSampler(Sampler):
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
     ) -> Tensor:
         """sum_j kappa(x_i, y_j)^2 over random valid rows y_j of `others`: (B, H, n)."""
-        noise = uniform_noise(seed, stream, self.num_probes, candidates.device)
-        rank = _scale_to(noise, _count(mask, others))
-        probes = take_rows(others, _nth_valid(mask, rank)[:, None])
+        probes = self._probes(others, mask, seed, stream)
         return candidates.kernel.matrix(x, probes, candidates.scale).square_().sum(-1)
+
+    def _attended(self, candidates: Candidates, seed: int) -> Tensor:
+        """sum_i softmax(q_i K^T)_j^2 over random valid queries: (B, H, S)."""
+        probes = self._probes(candidates.query, candidates.query_mask, seed, 1)
+        scores = candidates.scale * (probes @ candidates.key.mT)
+        if candidates.key_mask is not None:
+            scores = scores.masked_fill(~candidates.key_mask[:, None, None], torch.finfo(scores.dtype).min)
+        return scores.softmax(-1).square_().sum(-2)
+
+    def _probes(self, others: Tensor, mask: Tensor | None, seed: int, stream: int) -> Tensor:
+        """`num_probes` random valid rows of `others`."""
+        noise = uniform_noise(seed, stream, self.num_probes, others.device)
+        rank = _scale_to(noise, _count(mask, others))
+        return take_rows(others, _nth_valid(mask, rank)[:, None])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
+    from skyformer.cli.demo import add_commands as add_demo
     from skyformer.cli.runs import add_commands as add_runs
+    from skyformer.cli.study import app as study
     from skyformer.cli.sweep import add_commands as add_sweep
     from skyformer.cli.train import add_commands as add_training
 
@@ -41,11 +43,13 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
 
+    add_demo(app)
     add_training(app)
     add_sweep(app)
     add_runs(app)
     app.add_typer(bench, name="bench")
     app.add_typer(data, name="data")
+    app.add_typer(study, name="study")
     return app
 
 

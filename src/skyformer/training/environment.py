@@ -89,11 +89,11 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package is used from, marked when files have changed since."""
+    """The commit of the checkout that this package is used from, marked when its source has changed since."""
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
+    head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "src")
     return f"{head}-modified" if head and changes else head
 
 

@@ -175,11 +175,9 @@ def _carry_out(job: _Job) -> RunResult:
         _threads_restored(),
         StopSignals(job.advice) as signals,
     ):
-        if main:
-            run.write_state(
-                run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None)
-            )
         try:
+            if main:
+                _write_beginning(run)
             return _fit_and_test(job, signals)
         except BaseException as error:
             failure = _as_error(error, job)
@@ -202,6 +200,10 @@ def _as_error(error: BaseException, job: _Job) -> BaseException:
         f"{job.run.folder} cannot be written to: {reason}; the last checkpoint is {newest or 'none yet'}. "
         f"When there is room again, {job.advice}"
     )
+
+
+def _write_beginning(run: Run) -> None:
+    run.write_state(run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None))
 
 
 def _write_end(run: Run, error: BaseException) -> None:

@@ -1,0 +1,125 @@
+"""`skyformer study NAME`: rerun one of the paper's studies on this machine."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from skyformer.errors import DataError, InterruptedRunError
+from skyformer.report.study_files import write_report
+from skyformer.report.study_tables import as_markdown
+from skyformer.studies.base import OptionField, Study, make_options, option_fields
+from skyformer.studies.record import Record, read_record, record_path
+from skyformer.studies.registry import list_studies, study_class
+from skyformer.studies.run import run_study
+
+AnyStudy = type[Study[Any, Any, Any]]
+
+Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
+Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the output folder holds, and begin anew.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", help="Folder of the record, tables and figures [default: results/NAME].")
+]
+Render = Annotated[bool, typer.Option("--render", help="Measure nothing: tables and figures from the stored record.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Rerun the paper's studies. Each keeps its raw figures in a JSON file as it goes; run it again to go on.",
+)
+
+
+@app.command("all")
+def _all(small: Small = False, threads: Threads = 1, output: Output = None) -> None:
+    """Every study with its defaults, one after the other."""
+    for name in list_studies():
+        study = study_class(name)
+        folder = (output or _default_folder(small)) / name
+        _run_and_show(study(make_options(study, small, {})), folder, threads, fresh=False)
+
+
+def _default_folder(small: bool) -> Path:
+    return Path("results/small") if small else Path("results")
+
+
+def _add_command(study: AnyStudy) -> None:
+    """A command with the study's own options between the common ones."""
+
+    def command(small: bool, threads: int, fresh: bool, render: bool, output: Path | None, **texts: str | None) -> None:
+        given = {name: text for name, text in texts.items() if text is not None}
+        folder = output or _default_folder(small) / study.name
+        if render:
+            _show(study, _stored(study, folder), folder)
+            return
+        _run_and_show(study(make_options(study, small, given)), folder, threads, fresh)
+
+    common = (
+        ("small", Small, False),
+        ("output", Output, None),
+        ("threads", Threads, 1),
+        ("fresh", Fresh, False),
+        ("render", Render, False),
+    )
+    own = [(each.name, _annotation(each), None) for each in option_fields(study.options_type)]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in (*common, *own)
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(study.name, help=f"{study.title}.")(command)
+
+
+def _annotation(each: OptionField) -> Any:
+    metavar = each.kind.__name__.upper() + ("S" if each.many else "")
+    return Annotated[str | None, typer.Option(each.flag, help=each.help(), metavar=metavar, show_default=False)]
+
+
+def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, fresh: bool) -> None:
+    console = Console()
+    columns = (
+        TextColumn(study.name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=None)
+
+            def report(done: int, total: int, text: str) -> None:
+                progress.update(task, completed=done, total=total, description=text)
+
+            record = run_study(study, folder, threads=threads, fresh=fresh, report=report)
+    except KeyboardInterrupt:
+        advice = f"the same command goes on from {record_path(study.name, folder)}"
+        raise InterruptedRunError(f"stopped by SIGINT; {advice}", signal.SIGINT) from None
+    _show(type(study), record, folder)
+
+
+def _stored(study: AnyStudy, folder: Path) -> Record[Any, Any]:
+    path = record_path(study.name, folder)
+    if not path.exists():
+        raise DataError(f"there is no record at {path}; run the study without --render first")
+    return read_record(study, path)
+
+
+def _show(study: AnyStudy, record: Record[Any, Any], folder: Path) -> None:
+    console = Console()
+    files = write_report(study, record, folder)
+    console.print(Markdown(as_markdown(study.tables(record.results()))))
+    for file in (record_path(study.name, folder), *files):
+        console.print(f"wrote {file}" if file in files else f"figures in {file}")
+
+
+for _name in list_studies():
+    _add_command(study_class(_name))

