@@ -90,4 +90,4 @@ def test_attention_learns(attention: str, options: dict[str, Any], tmp_path: Pat
 def test_broken_attention_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.list_attentions()
     monkeypatch.setitem(registry._REGISTRY, ShuffledValues.name, ShuffledValues)
-    assert 0.15 < accuracy(ShuffledValues.name, tmp_path) < NOT_LEARNT
+    assert accuracy(ShuffledValues.name, tmp_path) < NOT_LEARNT
