@@ -29,6 +29,7 @@ test-timing:
 docs:
 	./scripts/setup.sh cli
 	$(PY) scripts/attention_page.py
+	$(PY) scripts/huggingface_page.py
 
 bench:
 	./scripts/setup.sh cli,peers
