@@ -64,6 +64,9 @@ INPUTS = {"model": "MODEL", "text": "FILE", "imdb": "REVIEWS"}
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Tokens (B, n), mask (B, n), labels (B,)."""
 
+Turns: TypeAlias = Mapping[str, Callable[[], object]]
+"""What is to be timed, by name."""
+
 
 class Tokenizer(Protocol):
     cls_token_id: int
@@ -119,7 +122,8 @@ def mean_pooled(model: PreTrainedModel, tokens: Tensor, mask: Tensor | None = No
 
 def passages(tokenizer: Tokenizer, texts: Iterator[str], length: int, count: int) -> Tensor:
     """`count` rows of exactly `length` tokens, from texts joined end to end: (count, length)."""
-    inner, rows, rest = length - 2, [], []
+    inner, rest = length - 2, []
+    rows: list[list[int]] = []
     for piece in texts:
         rest += tokenizer.encode(piece, add_special_tokens=False)
         while len(rest) >= inner and len(rows) < count:
@@ -141,8 +145,8 @@ def read_reviews(path: Path, split: Split, count: int, seed: int) -> tuple[list[
         chosen.append(rows[torch.randperm(len(rows), generator=generator)[: count // 2]])
     order = torch.cat(chosen)
     order = order[torch.randperm(len(order), generator=generator)]
-    rows = list(examples.tokens.rows())
-    texts = [bytes(rows[row]).decode(errors="replace").replace("<br />", " ") for row in order.tolist()]
+    reviews = list(examples.tokens.rows())
+    texts = [bytes(reviews[row]).decode(errors="replace").replace("<br />", " ") for row in order.tolist()]
     return texts, labels[order]
 
 
@@ -380,37 +384,45 @@ def time_finetune(arguments: argparse.Namespace) -> None:
     trainers = {name: Trainer(arguments, name) for name in arguments.attention}
     turns = {name: partial(trainer.step, batch) for name, trainer in trainers.items()}
     sizes = {"batch": arguments.batch, "length": batch[0].shape[1]}
-    taken = time_in_turns(turns, arguments.repeats)
+    taken = time_in_turns(turns, turns, arguments.repeats)
     save(arguments, "finetune-times.json", {**sizes, "seconds": taken})
     rows = [[name, f"{statistics.median(seconds):.2f} s"] for name, seconds in taken.items()]
     show(f"a training step on {sizes['batch']} x {sizes['length']} tokens", ["attention", "median"], rows)
 
 
-def time_in_turns(turns: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, after a round to warm up; one process and in turns, so that all meet the same machine."""
+def time_in_turns(warm_up: Turns, turns: Turns, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each; one process and in turns, so that all meet the same machine."""
+    for run in warm_up.values():
+        run()
     taken: dict[str, list[float]] = {name: [] for name in turns}
-    for repeat in range(repeats + 1):
+    for _ in range(repeats):
         for name, run in turns.items():
             start = time.perf_counter()
             run()
-            if repeat > 0:
-                taken[name].append(time.perf_counter() - start)
+            taken[name].append(time.perf_counter() - start)
     return taken
 
 
 def long(arguments: argparse.Namespace) -> None:
     """Each attention in a process of its own, for memory once taken is not given back."""
-    results = []
-    for name in arguments.attention:
-        for training in (False, True):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", name, *(["--training"] if training else [])]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            failed = {"attention": name, "training": training, "failed": last_line(done.stderr)}
-            results.append(json.loads(last_line(done.stdout)) if done.returncode == 0 else failed)
+    results = [in_fresh_process(name, training) for name in arguments.attention for training in (False, True)]
     compare_with_softmax(results)
     sizes = {name: getattr(arguments, name) for name in ("collections", "length", "limit_gb")}
     save(arguments, "long.json", {**sizes, "runs": results})
     show_long(results, arguments)
+
+
+def in_fresh_process(attention: str, training: bool) -> dict[str, Any]:
+    """The figures of `long_one`, or that there was too little memory."""
+    typed = [sys.executable, __file__, *sys.argv[1:], "--one", attention, *(["--training"] if training else [])]
+    done = subprocess.run(typed, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        figures: dict[str, Any] = json.loads(last_line(done.stdout))
+        return figures
+    reason = last_line(done.stderr)
+    if "memory" not in reason.lower():
+        raise SystemExit(f"{attention} failed: {reason or f'exit code {done.returncode}'}")
+    return {"attention": attention, "training": training, "failed": reason}
 
 
 def compare_with_softmax(results: list[dict[str, Any]]) -> None:
@@ -466,18 +478,23 @@ def time_long(arguments: argparse.Namespace) -> None:
     skyformer.hf.register()
     tokens = long_inputs(arguments, 1)
     model = long_model(arguments, "softmax")
-    fitting = [run for run in json.loads(measured.read_text())["results"]["runs"] if "failed" not in run]
-    turns = {
-        f"{run['attention']}, {'training' if run['training'] else 'forward'}": partial(
-            run_long, model, run["attention"], train_on if run["training"] else embed, tokens
-        )
-        for run in fitting
-        if run["attention"] in arguments.attention
-    }
-    taken = time_in_turns(turns, arguments.repeats)
+    runs = json.loads(measured.read_text())["results"]["runs"]
+    fitting = [run for run in runs if "failed" not in run and run["attention"] in arguments.attention]
+    warm_up, turns = (long_turns(model, fitting, part) for part in (tokens[:, :256], tokens))
+    taken = time_in_turns(warm_up, turns, arguments.repeats)
     save(arguments, "long-times.json", {"length": arguments.length, "seconds": taken})
     rows = [[name, f"{statistics.median(seconds):.2f} s"] for name, seconds in taken.items()]
     show(f"one collection of {arguments.length} tokens", ["attention", "median"], rows)
+
+
+def long_turns(model: PreTrainedModel, runs: list[dict[str, Any]], tokens: Tensor) -> Turns:
+    """By attention and kind of pass."""
+    kinds = {False: ("forward", embed), True: ("training", train_on)}
+    return {
+        f"{run['attention']}, {kind}": partial(run_long, model, run["attention"], function, tokens)
+        for run in runs
+        for kind, function in [kinds[run["training"]]]
+    }
 
 
 def run_long(model: PreTrainedModel, attention: str, run: Callable[..., object], tokens: Tensor) -> None:
@@ -547,7 +564,7 @@ def parse() -> argparse.Namespace:
         part.add_argument("--repeats", type=int, default=repeats, help="rounds of --time-only")
     for part, length in ((a, 512), (b, 128), (c, 4096)):
         part.add_argument("--length", type=int, default=length, help="tokens")
-    b.add_argument("--steps", type=int, default=50)
+    b.add_argument("--steps", type=int, default=100)
     b.add_argument("--batch", type=int, default=16)
     b.add_argument("--lr", type=float, default=2e-4)
     b.add_argument("--test-reviews", type=int, default=400)

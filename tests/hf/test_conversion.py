@@ -115,5 +115,8 @@ def test_long_texts_are_measured(
     run(script, monkeypatch, "long", *wanted, "--length", 600, "--time-only", "--repeats", 1)
     times = json.loads((tmp_path / "long-times.json").read_text())["results"]["seconds"]
     assert list(times) == [f"{name}, {kind}" for name in ("softmax", "skyformer") for kind in ("forward", "training")]
+    monkeypatch.setattr(script.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "!"))
+    with pytest.raises(SystemExit, match="softmax failed: !"):
+        run(script, monkeypatch, "long", *wanted)
     with pytest.raises(SystemExit, match=r"long.json is missing.*first run long"):
         run(script, monkeypatch, "long", "--imdb", reviews, "--output", tmp_path / "none", "--time-only")
