@@ -27,7 +27,7 @@ import torch
 
 from skyformer.attention import list_attentions
 from skyformer.errors import InputError, UnknownNameError
-from skyformer.lra.tasks import TASKS, round_up, task_spec
+from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.fresh_steps import Request, Steps, run_in_fresh_process, save_batches
 from skyformer.studies.memory import free_bytes
@@ -105,14 +105,17 @@ class Options:
     length: int | None = option(
         None, small=256, help="Texts cut to so many tokens; ListOps no longer than that is generated."
     )
-    seconds: float = option(10.0, small=1.0, help="Timed steps of a cell, about.")
+    seconds: float = option(6.0, small=0.5, help="Timed steps of a cell, about.")
     memory: float | None = option(None, help="GB that a step may take; none: what is free.")
     data_dir: str | None = option(None, help="Folder of the prepared data.")
 
 
 @dataclass(frozen=True)
 class Cell:
+    """length: the longest of the task, in tokens; half a pair."""
+
     task: str
+    length: int
     batches: str
     attention: str
 
@@ -186,12 +189,12 @@ class Efficiency(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import data_fact
 
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
-        return {"threads": torch.get_num_threads(), "length": self.options.length, **data}
+        return {"threads": torch.get_num_threads(), **data}
 
     def cells(self) -> Sequence[Cell]:
         """What is compared with each other is measured one after the other: the machine may change its speed."""
         return [
-            Cell(task, batches, attention)
+            Cell(task, self._config(task, "softmax").task.longest, batches, attention)
             for task in self.options.tasks
             for batches in self._kinds(task)
             for attention in (MATERIALISED, *self.options.attentions)
@@ -211,7 +214,7 @@ class Efficiency(Study[Options, Cell, Result]):
         from skyformer.training.config import to_yaml
 
         whole = size = config.loop.batch_size
-        did_not_fit = []
+        did_not_fit: list[int] = []
         while size:
             limit = self._limit()
             request = Request(
@@ -246,12 +249,10 @@ class Efficiency(Study[Options, Cell, Result]):
     def _config(self, task: str, attention: str) -> RunConfig:
         from skyformer.studies.tasks import run_config
 
-        settings: dict[str, object] = {}
-        if self.options.length is not None and task_spec(task).image_side is None:
-            settings["task_max_length"] = self.options.length
-            if task == "listops":
-                settings["task_limit"] = GENERATED_EXAMPLES
-        return run_config(task, "paper", attention, 0, **settings)
+        if self.options.length is None or task_spec(task).image_side is not None:
+            return run_config(task, "paper", attention, 0)
+        limit = GENERATED_EXAMPLES if task == "listops" else "null"
+        return run_config(task, "paper", attention, 0, task_max_length=self.options.length, task_limit=limit)
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
@@ -280,7 +281,7 @@ def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
             f"the {task.spec.name} data must have {config.loop.batch_size} examples for a batch; got {len(task.train)}"
         )
     if similar:
-        ordered = sorted(whole, key=lambda rows: round_up(int(lengths[rows].max())))
+        ordered = sorted(whole, key=lambda rows: int(lengths[rows].max()))
         chosen = [ordered[-1], *(ordered[int(share * len(ordered))] for share in FIFTHS)]
     else:
         chosen = [whole[0], whole[-1]]
@@ -327,19 +328,21 @@ def _attentions(results: Results) -> list[str]:
 
 def find(results: Results, task: str, kind: str, attention: str) -> Result | None:
     """A task whose examples have one length was measured once for both kinds of batches."""
-    fixed = task_spec(task).image_side is not None
-    return results.get(Cell(task, PADDED if fixed else kind, attention))
+    wanted = (task, PADDED if task_spec(task).image_side is not None else kind, attention)
+    return next((r for c, r in results.items() if (c.task, c.batches, c.attention) == wanted), None)
 
 
 def ratio_to_softmax(results: Results, task: str, kind: str, attention: str, quantity: Quantity) -> float | None:
     """To softmax as the paper ran it, on the same batches."""
-    own, base = (find(results, task, kind, each) for each in (attention, MATERIALISED))
-    return _divide(own and quantity(own), base and quantity(base))
+    found = (find(results, task, kind, each) for each in (attention, MATERIALISED))
+    own, base = (None if each is None else quantity(each) for each in found)
+    return _divide(own, base)
 
 
-def paper_ratio(task: str, attention: str, quantity: str) -> float | None:
-    """The same of the paper's figures; quantity is "hours" or "memory"."""
-    if attention not in PAPER:
+def paper_ratio(results: Results, task: str, attention: str, quantity: str) -> float | None:
+    """The same of the paper's figures, if ours are for its lengths; quantity is "hours" or "memory"."""
+    lengths = {cell.length for cell in results if cell.task == task}
+    if attention not in PAPER or lengths != {task_spec(task).max_length}:
         return None
     column = list(TASK_TITLES).index(task)
     own, base = (getattr(PAPER[each], quantity)[column] for each in (attention, MATERIALISED))
@@ -396,7 +399,7 @@ def _ratios(results: Results, kind: str) -> list[Table]:
 
 def _beside_paper(results: Results, task: str, kind: str, attention: str, quantity: Quantity, column: str) -> str:
     ours = ratio_to_softmax(results, task, kind, attention, quantity)
-    papers = paper_ratio(task, attention, column)
+    papers = paper_ratio(results, task, attention, column)
     return f"{number(ours)} ({number(papers)})" if papers is not None else number(ours)
 
 
@@ -413,12 +416,12 @@ def _verdict(results: Results, kinds: Sequence[str]) -> list[Table]:
     rows = []
     for kind in kinds:
         for task in _tasks(results):
-            time, memory = (
-                ratio_to_softmax(results, task, kind, "skyformer", q) for q in (Result.hours, Result.memory_gb)
-            )
-            if time is not None and memory is not None:
-                bars = [*_against_paper(task, time, "hours"), *_against_paper(task, memory, "memory")]
-                rows.append([TASK_TITLES[task], kind, *bars, *_against_fastest(results, task, kind)])
+            bars = [
+                _against_paper(results, task, kind, quantity, column)
+                for quantity, column in ((Result.hours, "hours"), (Result.memory_gb, "memory"))
+            ]
+            if all(bars):
+                rows.append([TASK_TITLES[task], kind, *bars[0], *bars[1], *_against_fastest(results, task, kind)])
     header = ["task", "batches", "ours", "paper's", "better", "ours", "paper's", "better", "fastest", "share", "met"]
     groups = [("", 2), ("time", 3), ("memory", 3), ("zoo", 3)]
     note = (
@@ -428,9 +431,12 @@ def _verdict(results: Results, kinds: Sequence[str]) -> list[Table]:
     return [Table("What Skyformer costs", header, rows, note, groups)] if rows else []
 
 
-def _against_paper(task: str, ours: float, quantity: str) -> list[str]:
-    papers = paper_ratio(task, "skyformer", quantity)
-    assert papers is not None
+def _against_paper(results: Results, task: str, kind: str, quantity: Quantity, column: str) -> list[str]:
+    """Ours, the paper's, and whether ours is better; empty where one of them is missing."""
+    ours = ratio_to_softmax(results, task, kind, "skyformer", quantity)
+    papers = paper_ratio(results, task, "skyformer", column)
+    if ours is None or papers is None:
+        return []
     return [number(ours), number(papers), "yes" if ours < papers else "no"]
 
 
@@ -438,7 +444,7 @@ def _against_fastest(results: Results, task: str, kind: str) -> list[str]:
     times = {}
     for attention in _attentions(results):
         result = find(results, task, kind, attention)
-        seconds = result and result.step_seconds()
+        seconds = None if result is None else result.step_seconds()
         if seconds:
             times[attention] = seconds
     own = times.pop("skyformer")
@@ -483,7 +489,7 @@ def _ratio_figure(results: Results) -> Figure:
     """Ours over the paper's: below the diagonal, ours is the smaller share."""
     panels = []
     for name, quantity, column in (("time", Result.hours, "hours"), ("memory", Result.memory_gb, "memory")):
-        series = [_ratio_points(results, attention, quantity, column) for attention in PAPER if attention in PAPER]
+        series = [_ratio_points(results, attention, quantity, column) for attention in PAPER]
         shown = [each for each in series if each.x]
         if shown:
             ends = [min(min(s.x) for s in shown), max(max(s.x) for s in shown)]
@@ -497,7 +503,7 @@ def _ratio_points(results: Results, attention: str, quantity: Quantity, column: 
     for task in _tasks(results):
         ours, papers = (
             ratio_to_softmax(results, task, PADDED, attention, quantity),
-            paper_ratio(task, attention, column),
+            paper_ratio(results, task, attention, column),
         )
         if attention != MATERIALISED and ours and papers:
             x.append(papers)

@@ -45,7 +45,7 @@ class Request:
     """What to train, on what, and how long.
 
     config: a RunConfig as YAML. materialised: softmax attention with its scores kept.
-    batches: a file from `save_batches`: the first warms up, the others are timed. batch_size: of each, so many examples.
+    batches: a file from `save_batches`; the first warms up, the others are timed. batch_size: examples of each to take.
     seconds: of timed steps, about. may_add: bytes that the process may take beyond what it holds before the first step.
     """
 

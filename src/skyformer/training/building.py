@@ -31,10 +31,8 @@ def build_model(config: RunConfig) -> SequenceClassifier | PairClassifier:
 
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
     """Logits (B, C) of a batch of sequences or of pairs."""
-    if batch.second is None:
-        logits: Tensor = model(batch.tokens, batch.mask)
-        return logits
-    logits = model(batch.tokens, batch.second, batch.mask, batch.second_mask)
+    pair = (batch.tokens, batch.second, batch.mask, batch.second_mask)
+    logits: Tensor = model(batch.tokens, batch.mask) if batch.second is None else model(*pair)
     return logits
 
 
