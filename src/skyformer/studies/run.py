@@ -4,7 +4,9 @@ measured."""
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -99,9 +101,17 @@ def _side_by_side(
 
 
 def _start_worker(threads: int) -> None:
-    """Ctrl-C reaches the whole group; the parent decides when its workers end."""
+    """Ctrl-C reaches the whole group: the parent decides when its workers end, and they end with it in any case."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @cache
