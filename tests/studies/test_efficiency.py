@@ -136,17 +136,23 @@ def test_steps_stop_when_the_budget_is_spent_but_passes_are_whole(cost: float, b
     assert lengths == [7] * steps
 
 
-def test_batches_of_similar_lengths_stand_for_an_epoch(study: Efficiency) -> None:
-    config = run_config("listops", "paper", "softmax", 0, task_max_length=LENGTH, task_limit=1000)
-    task = study._data["listops"]
+def test_batches_of_similar_lengths_stand_for_an_epoch(data_dir: str) -> None:
+    longer = Efficiency(Options(tasks=("listops",), length=192, data_dir=data_dir))
+    config, task = longer._config("listops", "softmax"), longer._data["listops"]
     padded, similar = (choose_batches(task, config, kind) for kind in (PADDED, SIMILAR))
-    assert [batch.tokens.shape for batch in padded] == [(32, LENGTH)] * 2
-    assert len(similar) == 6
+    assert [batch.tokens.shape for batch in padded] == [(32, 192)] * 2
     longest = [int(batch.mask.sum(1).max()) for batch in similar]
     assert longest[0] == max(longest)
     assert longest[1:] == sorted(longest[1:])
+    assert [batch.tokens.shape[1] for batch in similar] == [64 * -(-each // 64) for each in longest]
+    assert len({batch.tokens.shape[1] for batch in similar}) > 1
     with refused(InputError, "4000", "1000"):
         choose_batches(task, config.replace(loop=config.loop.replace(batch_size=4000)), PADDED)
+
+
+def test_one_batch_stands_for_others_of_its_length(study: Efficiency) -> None:
+    similar = choose_batches(study._data["listops"], study._config("listops", "softmax"), SIMILAR)
+    assert [batch.tokens.shape for batch in similar] == [(32, LENGTH)] * 2
 
 
 def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:

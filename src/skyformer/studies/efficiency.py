@@ -29,7 +29,7 @@ from skyformer.attention import list_attentions
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.fresh_steps import Request, Steps, run_in_fresh_process, save_batches
+from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.memory import free_bytes
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -286,7 +286,9 @@ def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
     else:
         chosen = [whole[0], whole[-1]]
     longest = None if similar else task.spec.max_length
-    return [collate([task.train[row] for row in rows], longest) for rows in chosen]
+    warm_up, *timed = (collate([task.train[row] for row in rows], longest) for rows in chosen)
+    # Where all are as long as each other, one stands for all.
+    return [warm_up, *(timed if len({padded_length(batch) for batch in timed}) > 1 else timed[:1])]
 
 
 def _result(steps: Steps, size: int, whole: int, did_not_fit: Sequence[int], limit: int) -> Result:
