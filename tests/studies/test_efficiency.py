@@ -38,7 +38,6 @@ from skyformer.studies.fresh_steps import (
     time_steps,
 )
 from skyformer.studies.memory import free_bytes
-from skyformer.studies.tasks import run_config
 from skyformer.training.config import to_yaml
 from tests.helpers import refused, scattered_mask
 
@@ -51,15 +50,19 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("data"))
 
 
+def small_options(data_dir: str, length: int) -> Options:
+    return Options(tasks=("listops",), attentions=("skyformer",), length=length, listops_limit=1000, data_dir=data_dir)
+
+
 @pytest.fixture
 def study(data_dir: str) -> Efficiency:
-    return Efficiency(Options(tasks=("listops",), attentions=("skyformer",), length=LENGTH, data_dir=data_dir))
+    return Efficiency(small_options(data_dir, LENGTH))
 
 
 @pytest.fixture
 def request_of(study: Efficiency, tmp_path: Path) -> Request:
     """Two small batches of ListOps for softmax as the paper ran it."""
-    config = run_config("listops", "paper", "softmax", 0, task_max_length=LENGTH, task_limit=1000)
+    config = study._config("listops", "softmax")
     batches = choose_batches(study._data["listops"], config, PADDED)
     save_batches(batches, str(tmp_path / "batches.pt"))
     return Request(to_yaml(config), True, str(tmp_path / "batches.pt"), 8, 1, 0.01, GB)
@@ -137,7 +140,7 @@ def test_steps_stop_when_the_budget_is_spent_but_passes_are_whole(cost: float, b
 
 
 def test_batches_of_similar_lengths_stand_for_an_epoch(data_dir: str) -> None:
-    longer = Efficiency(Options(tasks=("listops",), length=192, data_dir=data_dir))
+    longer = Efficiency(small_options(data_dir, 192))
     config, task = longer._config("listops", "softmax"), longer._data["listops"]
     padded, similar = (choose_batches(task, config, kind) for kind in (PADDED, SIMILAR))
     assert [batch.tokens.shape for batch in padded] == [(32, 192)] * 2

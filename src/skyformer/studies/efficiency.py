@@ -63,7 +63,6 @@ ATTENTIONS = (
 )
 PAPER_STEPS = 50_000
 FIFTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-GENERATED_EXAMPLES = 1_000
 GB = 2**30
 RESERVE = GB
 """Of the free memory, left for what a process holds before its first step, and for everything else."""
@@ -102,12 +101,12 @@ class Options:
         help="Attentions; softmax as the paper ran it is always measured beside them.",
     )
     batches: tuple[str, ...] = option((PADDED, SIMILAR), help="How batches are made.")
-    length: int | None = option(
-        None, small=256, help="Texts cut to so many tokens; ListOps no longer than that is generated."
-    )
+    length: int | None = option(None, small=256, help="Tokens; texts are cut to it, ListOps made no longer than it.")
     seconds: float = option(6.0, small=0.5, help="Timed steps of a cell, about.")
     memory: float | None = option(None, help="GB that a step may take; none: what is free.")
-    data_dir: str | None = option(None, help="Folder of the prepared data.")
+    pathfinder_limit: int = option(3000, help="Pathfinder images a split, as prepared with --limit.")
+    listops_limit: int | None = option(None, small=1000, help="ListOps examples a split; made if they are missing.")
+    data_dir: str | None = option(None, help="Where data is prepared.")
 
 
 @dataclass(frozen=True)
@@ -249,10 +248,11 @@ class Efficiency(Study[Options, Cell, Result]):
     def _config(self, task: str, attention: str) -> RunConfig:
         from skyformer.studies.tasks import run_config
 
-        if self.options.length is None or task_spec(task).image_side is not None:
-            return run_config(task, "paper", attention, 0)
-        limit = GENERATED_EXAMPLES if task == "listops" else "null"
-        return run_config(task, "paper", attention, 0, task_max_length=self.options.length, task_limit=limit)
+        chosen = self.options
+        limits = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}
+        if chosen.length is None or task_spec(task).image_side is not None:
+            return run_config(task, "paper", attention, 0, limits.get(task))
+        return run_config(task, "paper", attention, 0, limits.get(task), task_max_length=chosen.length)
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
