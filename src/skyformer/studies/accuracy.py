@@ -167,17 +167,9 @@ class Accuracy(Study[Options, Cell, Result]):
         return digests
 
     def _load(self, config: RunConfig) -> Task:
-        from skyformer.lra.dataset import load_task
+        from skyformer.training.data import load_data
 
-        task = config.task
-        return load_task(
-            task.name,
-            self.options.data_dir,
-            seed=task.data_seed,
-            limit=task.limit,
-            level=task.level,
-            max_length=task.max_length,
-        )
+        return load_data(config, self.options.data_dir)
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
