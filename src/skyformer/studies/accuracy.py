@@ -52,10 +52,7 @@ class Options:
     more_seeds: tuple[int, ...] = option((1, 2), small=(), help="Further seeds of --repeated on --repeated-tasks.")
     repeated: tuple[str, ...] = option(("skyformer", "kernelized", "softmax"), help="Attentions with further seeds.")
     repeated_tasks: tuple[str, ...] = option(("listops", "image", "text"), help="Tasks with further seeds.")
-    generate: tuple[str, ...] = option((), small=("listops",), help="Tasks to generate first, if they are missing.")
-    data_dir: str | None = option(
-        None, small="results/small/accuracy/data", help="Prepared data, as in `skyformer train`."
-    )
+    data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
     runs_dir: str = option("results/accuracy/runs", small="results/small/accuracy/runs", help="Where runs are kept.")
 
 
@@ -121,9 +118,11 @@ class Accuracy(Study[Options, Cell, Result]):
         return [Cell(t, a, s, self._config(t, a, s).digest(), data[t]) for t, a, s in ordered]
 
     def measure(self, cell: Cell) -> Result:
+        from skyformer.training.data import load_data
+
         config = self._config(cell.task, cell.attention, cell.seed)
         run, diverged = self._train(config, Path(self.options.runs_dir) / f"{cell.task}-{cell.data}")
-        return _read(run, config, self._load(config), diverged)
+        return _read(run, config, load_data(config, self.options.data_dir), diverged)
 
     def _config(self, task: str, attention: str | None = None, seed: int | None = None) -> RunConfig:
         from skyformer.training import load_preset
@@ -147,29 +146,20 @@ class Accuracy(Study[Options, Cell, Result]):
 
     def _data(self) -> dict[str, str]:
         """A digest of each task's data, all of which must be there before anything is trained."""
-        from skyformer.lra.preparation import prepare
+        from skyformer.studies.tasks import study_data
 
         digests, missing = {}, []
-        for task in self.options.tasks:
-            config = self._config(task)
-            if task in self.options.generate:
-                variant = config.task.variant()
-                data_dir = Path(self.options.data_dir) if self.options.data_dir else None
-                prepare(task, data_dir=data_dir, seed=variant.seed, limit=variant.limit, max_length=variant.max_length)
+        for name in self.options.tasks:
             try:
-                splits = self._load(config).manifest.splits.values()
+                task = study_data(self._config(name), self.options.data_dir)
             except DataError as error:
                 missing.append(str(error))
             else:
-                digests[task] = hashlib.sha256("".join(split.sha256 for split in splits).encode()).hexdigest()[:8]
+                hashes = "".join(split.sha256 for split in task.manifest.splits.values())
+                digests[name] = hashlib.sha256(hashes.encode()).hexdigest()[:8]
         if missing:
             raise DataError("; ".join(missing))
         return digests
-
-    def _load(self, config: RunConfig) -> Task:
-        from skyformer.training.data import load_data
-
-        return load_data(config, self.options.data_dir)
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
