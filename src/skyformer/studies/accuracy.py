@@ -113,8 +113,8 @@ class Accuracy(Study[Options, Cell, Result]):
         wanted = [(t, a, s) for t in options.tasks for s in options.seeds for a in options.attentions]
         repeated = [t for t in options.tasks if t in options.repeated_tasks]
         wanted += [(t, a, s) for t in repeated for s in options.more_seeds for a in options.repeated]
-        # The least first: whatever stops the study, every task and attention that it should have is done before more.
-        ordered = sorted(wanted, key=lambda each: (each[2] not in options.seeds, each[0] not in repeated))
+        # All seeds of the repeated tasks before the others: whatever stops the study, those are worth the most.
+        ordered = sorted(wanted, key=lambda each: (each[0] not in repeated, each[2] not in options.seeds))
         return [Cell(t, a, s, self._config(t, a, s).digest(), data[t]) for t, a, s in ordered]
 
     def measure(self, cell: Cell) -> Result:
