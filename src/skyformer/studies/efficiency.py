@@ -31,6 +31,7 @@ from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.memory import free_bytes
+from skyformer.studies.paper import COSTS, TASK_TITLES
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
 
 MATERIALISED = "softmax, materialised"
 PADDED, SIMILAR = "padded", "similar lengths"
-TASK_TITLES = {
-    "text": "Text",
-    "listops": "ListOps",
-    "retrieval": "Retrieval",
-    "pathfinder": "Pathfinder",
-    "image": "Image",
-}
 ATTENTIONS = (
     MATERIALISED,
     "softmax",
@@ -69,27 +63,6 @@ RESERVE = GB
 
 FASTER_BY = 1.15
 """Skyformer may take so many times as long as the fastest attention of the zoo."""
-
-
-@dataclass(frozen=True)
-class PaperCost:
-    """A row of Table 2 on a V100: hours for all steps and peak memory in GB, in the order of TASK_TITLES."""
-
-    hours: tuple[float, ...]
-    memory: tuple[float, ...]
-
-
-PAPER = {
-    MATERIALISED: PaperCost((4.30, 2.24, 8.33, 2.57, 4.22), (10.37, 5.37, 10.77, 5.74, 11.47)),
-    "kernelized": PaperCost((3.91, 1.99, 7.46, 2.42, 4.05), (5.73, 5.94, 10.46, 6.38, 6.38)),
-    "nystromformer": PaperCost((0.71, 0.71, 1.29, 1.49, 2.70), (1.21, 1.37, 2.39, 3.35, 6.71)),
-    "linformer": PaperCost((0.65, 0.60, 1.13, 1.09, 2.19), (0.99, 0.99, 1.89, 1.97, 3.94)),
-    "informer": PaperCost((1.60, 1.19, 2.91, 2.39, 3.90), (5.12, 4.85, 5.77, 4.75, 9.51)),
-    "performer": PaperCost((0.77, 0.73, 1.41, 1.40, 2.55), (1.09, 1.09, 2.16, 2.20, 4.39)),
-    "reformer": PaperCost((0.94, 0.85, 1.73, 1.70, 3.08), (1.61, 1.61, 2.98, 3.21, 6.42)),
-    "bigbird": PaperCost((2.00, 1.88, 3.81, 3.39, 6.53), (2.83, 2.71, 4.97, 4.97, 9.95)),
-    "skyformer": PaperCost((1.02, 1.29, 1.86, 2.03, 3.40), (1.59, 1.75, 3.15, 4.13, 8.26)),
-}
 
 
 @dataclass(frozen=True)
@@ -344,10 +317,12 @@ def ratio_to_softmax(results: Results, task: str, kind: str, attention: str, qua
 def paper_ratio(results: Results, task: str, attention: str, quantity: str) -> float | None:
     """The same of the paper's figures, if ours are for its lengths; quantity is "hours" or "memory"."""
     lengths = {cell.length for cell in results if cell.task == task}
-    if attention not in PAPER or lengths != {task_spec(task).max_length}:
+    # The paper's softmax is the materialised one; it has none that is fused.
+    row = {MATERIALISED: "softmax", "softmax": ""}.get(attention, attention)
+    if row not in COSTS or lengths != {task_spec(task).max_length}:
         return None
     column = list(TASK_TITLES).index(task)
-    own, base = (getattr(PAPER[each], quantity)[column] for each in (attention, MATERIALISED))
+    own, base = (getattr(COSTS[each], quantity)[column] for each in (row, "softmax"))
     return _divide(own, base)
 
 
@@ -491,7 +466,7 @@ def _ratio_figure(results: Results) -> Figure:
     """Ours over the paper's: below the diagonal, ours is the smaller share."""
     panels = []
     for name, quantity, column in (("time", Result.hours, "hours"), ("memory", Result.memory_gb, "memory")):
-        series = [_ratio_points(results, attention, quantity, column) for attention in PAPER]
+        series = [_ratio_points(results, attention, quantity, column) for attention in _attentions(results)]
         shown = [each for each in series if each.x]
         if shown:
             ends = [min(min(s.x) for s in shown), max(max(s.x) for s in shown)]

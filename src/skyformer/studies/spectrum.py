@@ -28,6 +28,7 @@ from skyformer.functional import kernelized_attention, skyformer_attention, soft
 from skyformer.kernels import GaussianKernel
 from skyformer.lra.tasks import TASKS
 from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.paper import TASK_TITLES
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Panel, Series, Table, number
@@ -38,13 +39,6 @@ if TYPE_CHECKING:
     from skyformer.training.config import RunConfig
     from skyformer.training.runs import Run
 
-TASK_TITLES = {
-    "text": "Text",
-    "listops": "ListOps",
-    "retrieval": "Retrieval",
-    "pathfinder": "Pathfinder",
-    "image": "Image",
-}
 LAYER = 2
 GAMMA = 0.1
 """The regularisation of the authors' code."""
