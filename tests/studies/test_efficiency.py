@@ -246,6 +246,8 @@ def test_ratios_stand_beside_the_papers() -> None:
     time = shown["Time as a share of softmax as the paper ran it, batches padded"]
     assert ["skyformer", "0.2 (0.237)"] in time
     assert ["softmax", "0.75"] in time
+    assert ["skyformer", "22.2 (1.02)", "1 (1.59)"] in shown["Table 2, batches padded"]
+    assert ["softmax", "83.3", "1"] in shown["Table 2, batches padded"]
     (verdict,) = shown["What Skyformer costs"]
     assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "no"]
 

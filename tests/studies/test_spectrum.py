@@ -45,10 +45,11 @@ def with_singular_values(values: list[float], rows: int) -> Tensor:
 
 def test_known_singular_values_come_out() -> None:
     spectra = Spectra.of([with_singular_values([8.0, 4.0, 2.0, 1.0], 10), with_singular_values([4.0, 1.0, 1.0], 7)])
-    assert spectra.curve[:4] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2, 0.125))
-    assert spectra.curve[4:] == (None,) * (len(INDEX) - 4)
+    assert spectra.curve[:3] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2))
+    assert spectra.curve[3:] == (None,) * (len(INDEX) - 3)
     # 8^2 + 4^2 + 2^2 + 1^2 = 85, of which 84 are 98.8 %; 17 of 18 are 94 %.
     assert spectra.energy_rank == (4 + 3) / 2
+    assert spectra.visible == (4 + 3) / 2
     assert spectra.condition == pytest.approx((8.0 + 4.0) / 2)
     assert spectra.singular == 0.0
 
@@ -65,6 +66,7 @@ def test_a_singular_matrix_has_no_condition_number_but_a_bound() -> None:
     rank_one = torch.ones(6, 6)
     spectra = Spectra.of([rank_one, rank_one, with_singular_values([2.0, 1.0], 2)])
     assert spectra.singular == pytest.approx(2 / 3)
+    assert spectra.visible == pytest.approx((1 + 1 + 2) / 3, abs=1e-3)
     assert spectra.condition == pytest.approx(1 / (6 * 2.2204e-16), rel=1e-3)
     gone = Spectra.of([torch.zeros(3, 3)])
     assert (gone.singular, gone.condition, gone.curve[0]) == (1.0, None, None)
@@ -166,7 +168,7 @@ def made_up(rank: float, condition: tuple[float, float], singular: tuple[float, 
     """Six matrices alike, but for the conditions of D^-1 A and C."""
     curve = tuple(1.0 / i if i <= 64 else None for i in INDEX)
     conditions, lost = (10.0,) * 4 + condition, (0.0,) * 4 + singular
-    return Result(100, 0.5, (64, 60), (curve,) * 6, (9.0,) * 6, (rank,) * 6, conditions, lost, (2.0,) * 6)
+    return Result(100, 0.5, (64, 60), (curve,) * 6, (9.0,) * 6, (5.0,) * 6, (rank,) * 6, conditions, lost, (2.0,) * 6)
 
 
 def test_the_papers_conclusions_are_judged() -> None:
@@ -185,8 +187,8 @@ def test_the_papers_conclusions_are_judged() -> None:
     assert [each[-1] for each in better] == ["yes", "no", "both singular"]
     assert verdicts["C is better conditioned than D^-1 A on Pathfinder"] == ["9,000", "> 4.0e+12", "yes"]
     assert [row[0] for row in outputs.rows] == ["Text", "ListOps", "Retrieval", "Pathfinder"]
-    assert outputs.rows[0] == ["Text", *["9", "10"] * 3]
-    assert scores.rows[2][-4:] == ["9", "20", "> 4.0e+12", "2"]
+    assert outputs.rows[0] == ["Text", *["9", "5", "10"] * 3]
+    assert scores.rows[2][-5:] == ["9", "5", "20", "> 4.0e+12", "2"]
     assert runs.rows[1] == ["ListOps", "l", "100", "50.0", "60 to 64"]
     paper, matrices = Spectrum.figures(results)
     assert [line.label for line in paper.panels[0].series] == ["Text", "ListOps", "Retrieval", "Pathfinder"]

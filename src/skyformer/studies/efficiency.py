@@ -314,16 +314,21 @@ def ratio_to_softmax(results: Results, task: str, kind: str, attention: str, qua
     return _divide(own, base)
 
 
-def paper_ratio(results: Results, task: str, attention: str, quantity: str) -> float | None:
-    """The same of the paper's figures, if ours are for its lengths; quantity is "hours" or "memory"."""
+def paper_ratio(results: Results, task: str, attention: str, column: str) -> float | None:
+    """The same of the paper's figures."""
+    own, base = (paper_cost(results, task, each, column) for each in (attention, MATERIALISED))
+    return _divide(own, base)
+
+
+def paper_cost(results: Results, task: str, attention: str, column: str) -> float | None:
+    """The paper's figure, if ours are for its lengths; column is "hours" or "memory"."""
     lengths = {cell.length for cell in results if cell.task == task}
     # The paper's softmax is the materialised one; it has none that is fused.
     row = {MATERIALISED: "softmax", "softmax": ""}.get(attention, attention)
     if row not in COSTS or lengths != {task_spec(task).max_length}:
         return None
-    column = list(TASK_TITLES).index(task)
-    own, base = (getattr(COSTS[each], quantity)[column] for each in (row, "softmax"))
-    return _divide(own, base)
+    figures: tuple[float, ...] = getattr(COSTS[row], column)
+    return figures[list(TASK_TITLES).index(task)]
 
 
 def _divide(a: float | None, b: float | None) -> float | None:
@@ -343,22 +348,28 @@ def _titles(results: Results) -> list[str]:
 
 
 def _costs(results: Results, kind: str) -> Table:
-    """Table 2."""
+    """Table 2, with the paper's own figures where it has any: it padded."""
     tasks = _tasks(results)
     rows = [
         [
             attention,
-            *(_shown(find(results, task, kind, attention), Result.hours) for task in tasks),
-            *(_shown(find(results, task, kind, attention), Result.memory_gb) for task in tasks),
+            *(_cost(results, task, kind, attention, Result.hours, "hours") for task in tasks),
+            *(_cost(results, task, kind, attention, Result.memory_gb, "memory") for task in tasks),
         ]
         for attention in _attentions(results)
     ]
     note = (
         f"Hours for {PAPER_STEPS:,} steps, and the most that steps add to the memory of their process, in GB of 2^30 "
-        "bytes. A ~ is scaled from a smaller batch."
+        "bytes. A ~ is scaled from a smaller batch. In brackets the paper's, on a V100."
     )
     groups = [("", 1), ("Time (h)", len(tasks)), ("Memory (GB)", len(tasks))]
     return Table(f"Table 2, batches {kind}", ["attention", *_titles(results) * 2], rows, note, groups)
+
+
+def _cost(results: Results, task: str, kind: str, attention: str, quantity: Quantity, column: str) -> str:
+    ours = _shown(find(results, task, kind, attention), quantity)
+    papers = paper_cost(results, task, attention, column) if kind == PADDED else None
+    return ours if papers is None else f"{ours} ({number(papers)})"
 
 
 def _ratios(results: Results, kind: str) -> list[Table]:

@@ -50,6 +50,7 @@ INDEX = (*range(1, 17), *range(20, 65, 4), 80, 96, 128, 192, 256, 384, 512, 768,
 """The places in a spectrum that are kept."""
 
 ENERGY = 0.99
+VISIBLE = 0.01
 SMALL_TRAINING = (
     "task.max_length=128",
     "task.limit=1000",
@@ -84,8 +85,9 @@ class Cell:
 class Result:
     """Figures of each of MATRICES, in that order; None where a matrix vanishes.
 
-    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest. energy_rank: how
-    many hold 99 % of the squared sum. effective_rank: the exponential of the entropy of the values' shares.
+    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, as far as all
+    matrices have them. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least a hundredth of the largest.
+    effective_rank: the exponential of the entropy of the values' shares.
     condition: the median of largest over smallest, the smallest taken as rounding where it is lost in it.
     singular: the share of matrices where it is. row_spread: of scores, the median of largest over smallest row sum.
     """
@@ -95,6 +97,7 @@ class Result:
     lengths: tuple[int, ...]
     curves: tuple[tuple[float | None, ...], ...]
     energy_rank: tuple[float | None, ...]
+    visible: tuple[float | None, ...]
     effective_rank: tuple[float | None, ...]
     condition: tuple[float | None, ...]
     singular: tuple[float, ...]
@@ -107,6 +110,7 @@ class Spectra:
 
     curve: tuple[float | None, ...]
     energy_rank: float | None
+    visible: float | None
     effective_rank: float | None
     condition: float | None
     singular: float
@@ -117,13 +121,15 @@ class Spectra:
         values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
         kept = [each for each in values if each[0] > 0]
         shares = [each / each[0] for each in kept]
+        shortest = min((len(each) for each in shares), default=0)
         # Smaller values are what rounding in the largest leaves.
         floors = [max(m.shape) * torch.finfo(torch.float64).eps for m, v in zip(matrices, values, strict=True) if v[0]]
         lost = sum(float(each[-1]) <= floor for each, floor in zip(shares, floors, strict=True))
         conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
         return Spectra(
-            curve=tuple(_mean([float(each[i - 1]) for each in shares if len(each) >= i]) for i in INDEX),
+            curve=tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
             energy_rank=_mean([energy_rank(each) for each in kept]),
+            visible=_mean([int((each >= VISIBLE).sum()) for each in shares]),
             effective_rank=_mean([effective_rank(each) for each in kept]),
             condition=significant(statistics.median(conditions)) if conditions else None,
             singular=(lost + len(values) - len(kept)) / len(values),
@@ -210,6 +216,7 @@ def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[st
     return {
         "curves": tuple(each.curve for each in spectra),
         "energy_rank": tuple(each.energy_rank for each in spectra),
+        "visible": tuple(each.visible for each in spectra),
         "effective_rank": tuple(each.effective_rank for each in spectra),
         "condition": tuple(each.condition for each in spectra),
         "singular": tuple(each.singular for each in spectra),
@@ -326,16 +333,17 @@ def _output_table(results: Mapping[Cell, Result]) -> Table:
         for task, result in _of_tasks(results).items()
     ]
     note = (
-        "Means over the batch. 99 %: how many singular values hold 99 % of the squared sum; rank: the exponential of "
-        "the entropy of their shares. Both are at most the width of all heads."
+        "Means over the batch. 99 %: how many singular values hold 99 % of the squared sum; 1 %: how many are at least "
+        "1 % of the largest; rank: the exponential of the entropy of their shares. All are at most the width of all "
+        "heads."
     )
-    groups = [("", 1), *((name, 2) for name in OUTPUTS)]
-    return Table(f"Attention output of layer {LAYER}", ["task", *["99 %", "rank"] * 3], rows, note, groups)
+    groups = [("", 1), *((name, 3) for name in OUTPUTS)]
+    return Table(f"Attention output of layer {LAYER}", ["task", *["99 %", "1 %", "rank"] * 3], rows, note, groups)
 
 
 def _ranks(result: Result, name: str) -> list[str]:
     place = MATRICES.index(name)
-    return [number(result.energy_rank[place]), number(result.effective_rank[place])]
+    return [number(of_kind[place]) for of_kind in (result.energy_rank, result.visible, result.effective_rank)]
 
 
 def _score_table(results: Mapping[Cell, Result]) -> Table:
@@ -344,11 +352,11 @@ def _score_table(results: Mapping[Cell, Result]) -> Table:
         for task, result in _of_tasks(results).items()
     ]
     note = (
-        "99 % and rank as above. Condition: the median of the largest over the smallest singular value; with a > most "
-        "are singular to double precision. Rows: the median of the largest over the smallest row sum."
+        "99 %, 1 % and rank as above. Condition: the median of the largest over the smallest singular value; with a > "
+        "most are singular to double precision. Rows: the median of the largest over the smallest row sum."
     )
-    groups = [("", 1), *((name, 4) for name in SCORES)]
-    header = ["task", *["99 %", "rank", "condition", "rows"] * 3]
+    groups = [("", 1), *((name, 5) for name in SCORES)]
+    header = ["task", *["99 %", "1 %", "rank", "condition", "rows"] * 3]
     return Table(f"Score matrices of layer {LAYER}", header, rows, note, groups)
 
 
@@ -394,7 +402,7 @@ def _slower(by_task: Mapping[str, Result], slow: str, fast: str) -> list[str]:
 def _better_condition(title: str, result: Result) -> list[str]:
     """Two matrices that are both singular in double precision cannot be told apart."""
     places = [MATRICES.index(name) for name in ("C", "D^-1 A")]
-    texts = [_score_texts(result, name)[2] for name in ("C", "D^-1 A")]
+    texts = [_score_texts(result, name)[-2] for name in ("C", "D^-1 A")]
     ours, softmax = (result.condition[place] for place in places)
     open_ = ours is None or softmax is None or all(result.singular[place] > 0.5 for place in places)
     verdict = "both singular" if open_ else "yes" if (ours or 0.0) < (softmax or 0.0) else "no"
@@ -422,4 +430,4 @@ def _matrix_figure(results: Mapping[Cell, Result]) -> Figure:
             lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
             title = f"{TASK_TITLES[task]}, {what}"
             panels.append(Panel(title, "number", "singular value / largest", lines, x_log=True, y_log=True))
-    return Figure("matrices", "Singular values on the same Q, K, V", panels, columns=len(by_task))
+    return Figure("matrices", "Singular values on the same Q, K, V", panels, columns=max(2, len(by_task)))
