@@ -86,8 +86,8 @@ class Result:
     """Figures of each of MATRICES, in that order; None where a matrix vanishes.
 
     lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, as far as all
-    matrices have them. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least a hundredth of the largest.
-    effective_rank: the exponential of the entropy of the values' shares.
+    matrices have them. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least a hundredth
+    of the largest. effective_rank: the exponential of the entropy of the values' shares.
     condition: the median of largest over smallest, the smallest taken as rounding where it is lost in it.
     singular: the share of matrices where it is. row_spread: of scores, the median of largest over smallest row sum.
     """
