@@ -48,6 +48,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     options_type: ClassVar[type]
     cell_type: ClassVar[type]
     result_type: ClassVar[type]
+    times_things: ClassVar[bool] = False
+    """Whether its cells must be measured one by one, because they take times."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
@@ -118,7 +120,7 @@ class OptionField:
     def help(self) -> str:
         shown, small = (_spell(value) for value in (self.default, self.setting.small))
         defaults = f"default: {shown}" if shown == small else f"default: {shown}; small: {small}"
-        return f"{self.setting.help} [{defaults}]"
+        return f"{self.setting.help} ({defaults})"
 
 
 def option_fields(options_type: type) -> list[OptionField]:
@@ -152,5 +154,5 @@ def _kind(hint: Any) -> tuple[bool, type]:
 
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(str(each) for each in value)
+        return ", ".join(str(each) for each in value)
     return "none" if value is None else str(value)
