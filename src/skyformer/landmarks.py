@@ -145,19 +145,24 @@ class ProbeSampler(Sampler):
     @torch.no_grad()
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
-        query, key = candidates.query, candidates.key
-        if candidates.normalised:
-            query_weight, key_weight = torch.ones_like(query[..., 0]), self._attended(candidates, seed)
-        else:
-            query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
-            key_weight = self._weight(candidates, key, query, candidates.query_mask, seed, 1)
+        query_weight, key_weight = self.weights(candidates, seed)
         best_queries = _draw_by_weight(query_weight, candidates.query_mask, num_landmarks, seed, 2)
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
-        slot = torch.arange(num_landmarks, device=candidates.device).expand(*query.shape[:2], -1)
+        slot = torch.arange(num_landmarks, device=candidates.device).expand(*candidates.query.shape[:2], -1)
         query_rows = _pad_slots(best_queries, num_landmarks)
         key_rows = _pad_slots(best_keys + candidates.num_queries, num_landmarks)
         return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
+
+    def weights(self, candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
+        """Of the queries (B, H, L) and of the keys (B, H, S)."""
+        query, key = candidates.query, candidates.key
+        if candidates.normalised:
+            return torch.ones_like(query[..., 0]), self._attended(candidates, seed)
+        return (
+            self._weight(candidates, query, key, candidates.key_mask, seed, 0),
+            self._weight(candidates, key, query, candidates.query_mask, seed, 1),
+        )
 
     def _weight(
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
