@@ -4,10 +4,10 @@ PY := .venv/bin/python
 .PHONY: setup run test lint test-slow test-timing docs bench clean
 
 setup:
-	./scripts/setup.sh cli
+	./scripts/setup.sh train
 
 run: setup
-	$(PY) -m skyformer.cli.main bench attention --output results/run
+	$(PY) -m skyformer.cli.main demo --output results/run
 
 test: lint
 	$(PY) -m pytest -n 2

@@ -172,6 +172,19 @@ def test_approximation_of_softmax_converges_to_softmax(sampler: str) -> None:
     assert errors[2] < 1e-10
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_approximation_of_softmax_does_not_mind_where_the_keys_lie(masked: bool) -> None:
+    q, k, v = draw(2, 40, 40, 4, 4)
+    mask = scattered_mask(2, 40) if masked else None
+    near, far = (
+        skyformer_attention(
+            q, keys, v, kernel="softmax", num_landmarks=8, key_mask=mask, generator=torch.Generator().manual_seed(0)
+        )
+        for keys in (k, k + 20 * torch.randn(4))
+    )
+    torch.testing.assert_close(far, near)
+
+
 @pytest.mark.parametrize("kernel", [name for name, kernel in KERNELS.items() if kernel.radial])
 @pytest.mark.parametrize("landmarks", ["stratified", "uniform", "explicit"])
 def test_approximation_never_exceeds_the_kernel_matrix(kernel: str, landmarks: str) -> None:

@@ -20,6 +20,7 @@ from skyformer.landmarks import (
     Landmarks,
     LeverageSampler,
     ProbeSampler,
+    QuerySampler,
     Sampler,
     SegmentMeansSampler,
     StratifiedSampler,
@@ -35,7 +36,7 @@ from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 RECURSIVE = LeverageSampler(exact_limit=8)
-BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True)]
+BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True)]
 DRAWING = [UniformSampler(), StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, *BY_HEAD]
 WITHOUT_REPEATS = [StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, StratifiedSampler(per_head=True)]
 ALL = [*DRAWING, SegmentMeansSampler()]
@@ -134,6 +135,12 @@ def test_stratified_picks_one_row_in_each_stratum() -> None:
         rows = rows_of(StratifiedSampler(), where, 20, seed)[0, 0]
         assert torch.equal(rows[:10] // 4, torch.arange(10))
         assert torch.equal((rows[10:] - 40) // 6, torch.arange(10))
+
+
+@pytest.mark.parametrize(("length", "size", "from_queries"), [(40, 40, 16), (10, 40, 10), (40, 5, 16)])
+def test_queries_come_first(length: int, size: int, from_queries: int) -> None:
+    rows = rows_of(QuerySampler(), some_candidates(length, size), 16)
+    assert ((rows < length).sum(-1) == from_queries).all()
 
 
 def test_stratified_reaches_every_row() -> None:
@@ -488,7 +495,7 @@ def test_bad_landmarks_are_refused(landmarks: Any, error: type[Exception], words
 
 
 def test_samplers_go_by_their_names() -> None:
-    assert sorted(SAMPLERS) == ["leverage", "probe", "segment_means", "stratified", "uniform"]
+    assert sorted(SAMPLERS) == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
     assert all(get_sampler(name) is sampler for name, sampler in SAMPLERS.items())
 
 

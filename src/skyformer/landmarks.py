@@ -113,19 +113,29 @@ class StratifiedSampler(Sampler):
     `per_head` each draws its own."""
 
     name = "stratified"
+    from_queries: ClassVar[float] = 0.5
     per_head: bool = False
 
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         draws = candidates.query.shape[1] if self.per_head else 1
         noise = uniform_noise(draw_seed(generator), 0, draws * num_landmarks, candidates.device)
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
-        share = query_share(queries, keys, num_landmarks)
+        share = query_share(queries, keys, num_landmarks, self.from_queries)
         slot = torch.arange(num_landmarks, device=candidates.device).repeat(draws).expand(queries.shape[0], -1)
         from_query = slot < share
         query_rank = _pick_in_stratum(slot, share, queries, noise)
         key_rank = _pick_in_stratum(slot - share, num_landmarks - share, keys, noise)
         rows = torch.where(from_query, candidates.query_row(query_rank), candidates.key_row(key_rank))
         return rows.unflatten(-1, (draws, num_landmarks)) if self.per_head else rows
+
+
+@dataclass(frozen=True)
+class QuerySampler(StratifiedSampler):
+    """All landmarks from Q, as long as there are enough, one in each stratum: the output is exact, but for gamma, at
+    the queries that are landmarks. The one to take for the softmax kernel, whose keys differ widely in weight."""
+
+    name = "queries"
+    from_queries = 1.0
 
 
 @dataclass(frozen=True)
@@ -252,6 +262,7 @@ SAMPLERS: dict[str, Sampler] = {
     for sampler in (
         UniformSampler(),
         StratifiedSampler(),
+        QuerySampler(),
         ProbeSampler(),
         LeverageSampler(),
         SegmentMeansSampler(),
@@ -386,11 +397,11 @@ def _add_rows(grad: Tensor, rows: Tensor, addend: Tensor) -> Tensor:
     return flat.index_add_(0, index, addend).view(grad.shape)
 
 
-def query_share(queries: Tensor, keys: Tensor, num_landmarks: int) -> Tensor:
-    """How many landmarks fall to the queries: half, unless one side has too few rows to fill its half."""
-    half = num_landmarks // 2
+def query_share(queries: Tensor, keys: Tensor, num_landmarks: int, share: float = 0.5) -> Tensor:
+    """How many landmarks fall to the queries: half, or `share`, unless one side has too few rows to fill its part."""
+    wanted = int(share * num_landmarks)
     at_least = num_landmarks - keys
-    return torch.minimum(torch.maximum(torch.full_like(queries, half), at_least), queries)
+    return torch.minimum(torch.maximum(torch.full_like(queries, wanted), at_least), queries)
 
 
 def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmarks:

@@ -261,6 +261,23 @@ def test_causal_rows_do_not_see_what_follows_at_large_norms(std: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_counting_calls_does_not_compile_anew() -> None:
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def remember(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(PerformerAttention(3, 8, num_features=16, redraw_interval=3).double(), backend=remember)
+    for call in range(6):
+        compiled(*draw(value_dim=8))
+        if call == 0:
+            compiled_at_first = len(graphs)
+    assert len(graphs) == compiled_at_first > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_without_graph_breaks_in_evaluation() -> None:
     torch._dynamo.reset()
     attention = PerformerAttention(3, 8, num_features=16).double().eval()

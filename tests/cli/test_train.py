@@ -21,7 +21,7 @@ from skyformer.lra import prepare
 from skyformer.training import fit
 from skyformer.training.config import RunConfig, to_yaml
 from skyformer.training.runs import Run, create_run, list_runs, open_run
-from tests.cli.test_data import Outcome
+from tests.cli.typed import Outcome
 from tests.training.stand_ins import SMALL, finished_run, result_of, small_config
 
 SETTINGS = [word for override in SMALL for word in ("--set", override)]

@@ -13,12 +13,14 @@ from skyformer.hf.modeling import SkyformerPreTrainedModel
 
 ATTENTIONS = list_attentions()
 VOCAB, MAX_LENGTH = 13, 48
+SMALL = {"num_landmarks": 8, "num_features": 8, "chunk_size": 4, "num_buckets": 4, "block_size": 4}
+"""Options, where a mechanism has them, that make it approximate already at 40 tokens."""
 
 AnyModel = TypeVar("AnyModel", bound=SkyformerPreTrainedModel)
 
 
 def small_config(attention: str = "skyformer", **settings: Any) -> SkyformerConfig:
-    """16 features and, where the mechanism has such an option, 8 landmarks or features."""
+    """16 features, 2 layers of 2 heads."""
     known = attention_options(attention)
     defaults: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -28,7 +30,7 @@ def small_config(attention: str = "skyformer", **settings: Any) -> SkyformerConf
         "num_labels": 3,
         "initializer_range": 0.3,
         "attention": attention,
-        "attention_options": {option: 8 for option in ("num_landmarks", "num_features") if option in known},
+        "attention_options": {option: size for option, size in SMALL.items() if option in known},
     }
     return SkyformerConfig(**{**defaults, **settings})
 

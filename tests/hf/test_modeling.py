@@ -167,6 +167,12 @@ def test_a_batch_of_one_and_of_none() -> None:
     assert model(batch.input_ids[:, :1]).logits.isfinite().all()
 
 
+def test_what_generic_code_switches_off_may_come() -> None:
+    model, ids = classifier(), padded_batch(40).input_ids
+    out = model(ids, use_cache=False, past_key_values=None, output_attentions=None, return_dict=None)
+    assert torch.equal(out.logits, model(ids).logits)
+
+
 def test_positions_given_by_hand() -> None:
     model = classifier()
     ids = padded_batch(40).input_ids
@@ -194,6 +200,7 @@ WRONG: list[tuple[type[Exception], dict[str, Any], list[str]]] = [
     (InputError, {"input_ids": torch.ones(1, 4).long(), "inputs_embeds": torch.ones(1, 4, 16)}, ["both"]),
     (ShapeError, {"input_ids": torch.ones(4).long()}, ["input_ids", "2 dimensions", "(4,)"]),
     (ShapeError, {"inputs_embeds": torch.ones(1, 4)}, ["inputs_embeds", "3 dimensions", "(1, 4)"]),
+    (ShapeError, {"inputs_embeds": torch.ones(1, 4, 15)}, ["inputs_embeds", "hidden_size = 16", "15"]),
     (ShapeError, {"input_ids": torch.ones(1, 4)}, ["input_ids", "integers", "torch.float32"]),
     (
         InputError,
@@ -203,7 +210,7 @@ WRONG: list[tuple[type[Exception], dict[str, Any], list[str]]] = [
     (ShapeError, {"input_ids": torch.ones(1, 49).long()}, ["max_position_embeddings = 48", "got 49", "truncation"]),
     (
         UnknownNameError,
-        {"input_ids": torch.ones(1, 4).long(), "atention_mask": None},
+        {"input_ids": torch.ones(1, 4).long(), "atention_mask": 1},
         ["Did you mean 'attention_mask'"],
     ),
 ]

@@ -90,3 +90,10 @@ def test_attention_weights_where_there_are_any(model: SkyformerForSequenceClassi
     assert [tuple(w.shape) for w in weights] == [(2, 2, 40, 40)] * 2
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 40))
     assert weights[0][1, :, :, 30:].max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_kernels_that_were_never_tried_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
+    with pytest.raises((ValueError, ImportError), match=r"support|install"):
+        model.set_attn_implementation(name)
+    assert model.config._attn_implementation == "config"

@@ -45,6 +45,16 @@ def test_padding(lengths: list[int]) -> None:
     assert (batch.tokens.dtype, batch.label.dtype) == (torch.int64, torch.int64)
 
 
+def test_padding_to_a_length() -> None:
+    batch = collate([example(10, 3), example(7, 20)], length=100)
+    assert batch.tokens.shape == (2, 100)
+    assert batch.second is not None
+    assert batch.second.shape == (2, 100)
+    assert batch.mask.sum(dim=1).tolist() == [10, 7]
+    with pytest.raises(InputError, match=r"at most 9 tokens long .* got one of 10"):
+        collate([example(10)], length=9)
+
+
 def test_pairs_are_padded_apart() -> None:
     batch = collate([example(10, 100), example(70, 3)])
     assert batch.tokens.shape == (2, 128)
@@ -198,6 +208,14 @@ def test_two_ranks_of_evaluation_loaders(train: TaskDataset) -> None:
         for number in batch.ids
     ]
     assert sorted(seen) == list(range(60))
+
+
+def test_loaders_pad_to_the_longest_of_the_task(train: TaskDataset) -> None:
+    for loader in (
+        training_loader(train, 8, num_steps=3, pad_to_max=True),
+        evaluation_loader(train, 8, pad_to_max=True),
+    ):
+        assert {batch.tokens.shape[1] for batch in loader} == {2000}
 
 
 @pytest.mark.slow

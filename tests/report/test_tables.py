@@ -30,7 +30,7 @@ def listed(runs_dir: Path) -> str:
 
 def summed_up(runs_dir: Path) -> str:
     layout = PaperLayout(only_summary(runs_dir))
-    return "\n".join([printed(summary_table(layout)), *layout.remarks()])
+    return "\n".join([layout.title, printed(summary_table(layout)), *layout.remarks()])
 
 
 def line_with(text: str, word: str) -> str:
@@ -72,7 +72,7 @@ def test_list_marks_changes_and_gives_reasons(tmp_path: Path) -> None:
     failed.write_state(failed.stored_state().replace(reason="loss is nan at step 251"))
     text = listed(tmp_path)
     assert "cpu (reduced, changed)" in text
-    assert f"{changed.name} has optim.lr=0.001" in text
+    assert f"changed in {changed.name}: optim.lr=0.001" in text
     assert f"{failed.name} failed: loss is nan at step 251" in text
 
 

@@ -15,9 +15,9 @@ from tests.training.tiny import tiny_config
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ListOps with 64 examples a split."""
+    """Short ListOps with 64 examples a split."""
     folder = tmp_path_factory.mktemp("data")
-    prepare("listops", limit=64, data_dir=folder)
+    prepare("listops", limit=64, max_length=64, data_dir=folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Run folders as training would leave them, without training."""
+"""Run folders in any state, with curves, as training would leave them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from skyformer.training.config import RunConfig
 from skyformer.training.presets import load_preset
-from skyformer.training.runs import Run, RunResult, create_run
+from skyformer.training.runs import Run, create_run
+from tests.training.stand_ins import result_of
 
 COLUMNS = "step,split,loss,accuracy,lr,seconds"
 
@@ -33,35 +34,11 @@ def start(config: RunConfig, runs_dir: Path, *, state: str = "interrupted", step
 def finish(config: RunConfig, runs_dir: Path, *, accuracy: float = 0.4, seconds: float = 100.0) -> Run:
     """A run with a result and a curve of three evaluations."""
     run = start(config, runs_dir, state="finished", step=config.loop.steps)
-    run.write_result(result_of(config, accuracy, seconds))
+    result = result_of(run, accuracy)
+    numbers = {"dev_accuracy": accuracy + 0.01, "seconds": seconds, "peak_memory_bytes": 123_000_000}
+    run.write_result(result.model_copy(update=numbers))
     write_curve(run, [(0.3, 2.0, seconds / 3), (0.35, 1.8, seconds * 2 / 3), (accuracy, 1.7, seconds)])
     return run
-
-
-def result_of(config: RunConfig, accuracy: float, seconds: float) -> RunResult:
-    return RunResult(
-        run=config.run_name(),
-        preset=config.preset,
-        note=config.note,
-        task=config.task.name,
-        attention=config.model.attention,
-        seed=config.seed,
-        steps=config.loop.steps,
-        best_step=config.loop.steps,
-        dev_accuracy=accuracy + 0.01,
-        dev_loss=1.5,
-        dev_examples=2000,
-        test_accuracy=accuracy,
-        test_loss=1.6,
-        test_examples=2000,
-        steps_per_second=config.loop.steps / seconds,
-        seconds=seconds,
-        peak_memory_bytes=123_000_000,
-        parameters=200_000,
-        config_digest=config.digest(),
-        environment_digest="0" * 8,
-        finished="2026-01-01T00:00:00+00:00",
-    )
 
 
 def write_curve(run: Run, evaluations: Sequence[tuple[float, float, float]]) -> None:

@@ -169,7 +169,7 @@ def test_unknown_split_and_missing_model(whole: Run, data_dir: Path, tmp_path: P
     bare = tmp_path / whole.name
     bare.mkdir()
     (bare / "config.yaml").write_text((whole.folder / "config.yaml").read_text())
-    with refused(InputError, "no model yet", "step 5"):
+    with refused(InputError, "no model yet", "at step 5"):
         evaluate(Run(bare), data_dir=data_dir)
 
 

@@ -283,10 +283,11 @@ class PerformerAttention(Attention):
         self.projection.copy_(draw_projection(self.num_features, self.head_dim, draw_seed(generator)))
         self.calls_since_redraw = 0
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo  # type: ignore[untyped-decorator, attr-defined]
     def _count_call(self) -> Tensor:
         """The projection of this call, or of the call that this one repeats."""
-        # Out of the compiler's sight: a number that changes with every call would compile every call anew.
+        # Out of the compiler's sight: a number that changes with every call would compile every call anew. This is
+        # `torch.compiler.disable` without its import, which would load the whole compiler along with the attentions.
         call = draw_seed(None)
         if torch._C._current_graph_task_id() != -1:
             return self._earlier.get(call, self.projection)

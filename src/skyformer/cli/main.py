@@ -21,6 +21,7 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
+    from skyformer.cli.demo import add_commands as add_demo
     from skyformer.cli.runs import add_commands as add_runs
     from skyformer.cli.study import app as study
     from skyformer.cli.sweep import add_commands as add_sweep
@@ -42,6 +43,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
 
+    add_demo(app)
     add_training(app)
     add_sweep(app)
     add_runs(app)

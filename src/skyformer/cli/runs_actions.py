@@ -63,6 +63,7 @@ def _print(
         typer.echo("\n\n".join(map(as_latex, layouts)))
     elif averaged:
         for layout in layouts:
+            typer.echo(layout.title)
             print_table(summary_table(layout), ["in brackets: the paper's", *layout.remarks()])
     else:
         print_table(runs_table(rows), run_remarks(rows))

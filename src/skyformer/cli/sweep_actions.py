@@ -48,7 +48,7 @@ def run_sweep(wanted: WantedRuns, engine: WantedEngine, places: Places, *, dry_r
         for config in configs:
             typer.echo(f"{config.run_name()}: {_intention(config, root)}")
         return
-    with _display(configs) as display:
+    with sweep_display(configs) as display:
         outcomes = _train(configs, engine, resources, places, display)
     _print_outcomes(outcomes, root)
     bad = [outcome for outcome in outcomes if not outcome.good]
@@ -160,7 +160,8 @@ class _Display:
 
 
 @contextmanager
-def _display(configs: Sequence[RunConfig]) -> Iterator[_Display]:
+def sweep_display(configs: Sequence[RunConfig]) -> Iterator[_Display]:
+    """A watcher of a sweep that shows it in the terminal."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -176,7 +177,7 @@ def _ending(outcome: Outcome) -> str:
     if result is None:
         return f"{outcome.ending}: {outcome.reason}"
     before = " before" if outcome.ending is Ending.WAS_FINISHED else ""
-    note = f" [{result.note}]" if result.note else ""
+    note = f" [preset {result.preset}, not the paper's setting]" if result.note else ""
     return f"finished{before}, test accuracy {result.test_accuracy:.2%} in {duration(result.seconds)}{note}"
 
 

@@ -13,6 +13,7 @@ import typer
 from skyformer.cli.train import Places, Wanted
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, Split
+from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.documents import read_document
 from skyformer.training.prediction import Input, Prediction, Predictor
@@ -100,15 +101,6 @@ def result_line(result: RunResult, folder: Path) -> str:
         f"{result.dev_accuracy:.2%} at step {result.best_step:,} of {result.steps:,}), "
         f"{duration(result.seconds)}{note} -> {folder}"
     )
-
-
-def duration(seconds: float) -> str:
-    """A time for people to read."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{seconds:.1f} s"
 
 
 def evaluate_run(name: str, split: Split, batch_size: int | None, as_json: bool, places: Places) -> None:

@@ -36,7 +36,7 @@ class SkyformerEmbeddings(nn.Module):
     ) -> Tensor:
         """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size) in their place, to (B, n, hidden_size)."""
         words = self._words(input_ids, mask) if inputs_embeds is None else inputs_embeds
-        self._check_length(words.shape[1])
+        self._check_size(words)
         if position_ids is None:
             position_ids = positions_from_first_token(mask, words.shape[1], words.device)
         check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
@@ -62,8 +62,11 @@ class SkyformerEmbeddings(nn.Module):
             return 0.0
         return table.weight[0] if token_type_ids is None else table(token_type_ids)
 
-    def _check_length(self, length: int) -> None:
-        longest = self.position_embeddings.num_embeddings
+    def _check_size(self, words: Tensor) -> None:
+        longest, width = self.position_embeddings.weight.shape
+        if words.shape[2] != width:
+            raise ShapeError(f"inputs_embeds must have hidden_size = {width} features; got {words.shape[2]}")
+        length = words.shape[1]
         if length > longest:
             raise ShapeError(
                 f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Cut the "

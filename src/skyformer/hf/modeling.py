@@ -115,11 +115,14 @@ class SkyformerModel(SkyformerPreTrainedModel):
         return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=mask)
 
     def _check_extras(self, extras: dict[str, Any]) -> None:
-        """Whatever else a call brings goes to the attention function; those of the zoo know but few."""
+        """Whatever else a call brings goes to the attention function, and those of the zoo make nothing of it: a
+        misspelt mask would have no effect. What is off, `use_cache=False` say, may come."""
         name = self.config._attn_implementation
         check_weights_exist(extras.get("output_attentions", self.config.output_attentions), name)
-        for extra in extras if name == CONFIG_ATTENTION else ():
-            if extra not in _EXTRAS:
+        if name != CONFIG_ATTENTION:
+            return
+        for extra, given in extras.items():
+            if extra not in _EXTRAS and given is not None and given is not False:
                 raise UnknownNameError("argument of a Skyformer model:", extra, [*_ARGUMENTS, *_EXTRAS])
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import GAMMA
-from skyformer.kernels import Kernel, get_kernel
-from skyformer.landmarks import CustomSampler, Sampler, StratifiedSampler, UniformSampler, get_sampler
+from skyformer.kernels import Kernel, SoftmaxKernel, get_kernel
+from skyformer.landmarks import CustomSampler, QuerySampler, Sampler, StratifiedSampler, UniformSampler, get_sampler
 from skyformer.products import MEMORY_BUDGET
 from skyformer.solve import Solver, get_solver
 
@@ -38,11 +38,11 @@ class KernelizedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SkyformerOptions(KernelizedOptions):
-    """Skyformer. num_landmarks, landmarks, gamma, solver: see `skyformer_attention`; seed: where landmarks come from in
-    `eval()`, together with the number of the layer."""
+    """Skyformer. num_landmarks, gamma, solver: see `skyformer_attention`; landmarks: likewise, by default "stratified",
+    for the softmax kernel "queries"; seed: where landmarks come from in `eval()`, together with the layer's number."""
 
     num_landmarks: int = 128
-    landmarks: str | Sampler | CustomSampler = "stratified"
+    landmarks: str | Sampler | CustomSampler | None = None
     gamma: float = GAMMA
     solver: str | Solver = "cholesky"
     seed: int = 0
@@ -54,11 +54,20 @@ class SkyformerOptions(KernelizedOptions):
         check_positive("gamma", self.gamma)
         check_at_least("seed", self.seed, 0, most=2**62)
         get_solver(self.solver)
-        object.__setattr__(self, "sampler", _BY_HEAD.get(self.landmarks) or get_sampler(self.landmarks))
+        object.__setattr__(self, "sampler", self._sampler())
+
+    def _sampler(self) -> Sampler | CustomSampler:
+        landmarks = self.landmarks
+        if landmarks is None:
+            landmarks = "queries" if isinstance(get_kernel(self.kernel), SoftmaxKernel) else "stratified"
+        if isinstance(landmarks, str) and landmarks in _BY_HEAD:
+            return _BY_HEAD[landmarks]
+        return get_sampler(landmarks)
 
 
-_BY_HEAD: Mapping[object, Sampler] = {
-    sampler.name: sampler for sampler in (UniformSampler(per_head=True), StratifiedSampler(per_head=True))
+_BY_HEAD: Mapping[str, Sampler] = {
+    sampler.name: sampler
+    for sampler in (UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True))
 }
 """Samplers by name that draw for each head; the others look at each head's points anyway, or draw nothing."""
 

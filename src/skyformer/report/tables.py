@@ -61,9 +61,17 @@ def _preset_mark(row: RunRow) -> str:
 def run_remarks(rows: Sequence[RunRow]) -> list[str]:
     """Why runs failed, what was changed in them, and how their presets depart from the paper."""
     wrong = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
-    changed = [f"{row.name} has {', '.join(row.changes + row.options)}" for row in rows if row.changes or row.options]
+    changed: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        for settings in (row.changes, row.options):
+            changed.setdefault(settings, []).append(row.name)
+    changes = [f"changed in {_some(names)}: {', '.join(key)}" for key, names in changed.items() if key]
     notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
-    return [*wrong, *changed, *notes]
+    return [*wrong, *changes, *notes]
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 @dataclass(frozen=True)
@@ -164,8 +172,8 @@ def describe(summary: Summary) -> str:
 
 
 def summary_table(layout: PaperLayout) -> Table:
-    """Ours, and the paper's in brackets, below ours where the terminal is narrow; the layout's remarks belong below."""
-    table = Table(title=Text(layout.title))
+    """Ours, and the paper's in brackets; the layout's title belongs above it, its remarks below."""
+    table = Table()
     table.add_column("attention", overflow="fold", min_width=14)
     for title in layout.titles:
         table.add_column(title, justify="right")

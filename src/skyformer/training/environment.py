@@ -50,11 +50,11 @@ class Environment(BaseModel):
 def describe_environment(threads: int | None = None) -> Environment:
     """This process, now; `threads` are those it is going to use, if they are not torch's own."""
     return Environment(
-        skyformer=_version("skyformer"),
+        skyformer=installed_version("skyformer"),
         commit=_commit(),
         python=platform.python_version(),
         torch=torch.__version__,
-        lightning=_version("lightning"),
+        lightning=installed_version("lightning"),
         platform=platform.platform(),
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
@@ -71,7 +71,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package, or nothing when it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -175,16 +175,17 @@ def _carry_out(job: _Job) -> RunResult:
         _threads_restored(),
         StopSignals(job.advice) as signals,
     ):
-        if main:
-            run.write_state(
-                run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None)
-            )
         try:
+            if main:
+                _write_beginning(run)
             return _fit_and_test(job, signals)
         except BaseException as error:
             failure = _as_error(error, job)
             if main:
                 _write_end(run, failure)
+            elif isinstance(failure, InterruptedRunError | TrainingError):
+                # All processes end here together, and the first one tells. An exit code would have Lightning kill it.
+                raise SystemExit(0) from failure
             if failure is error:
                 raise
             raise failure from error
@@ -202,6 +203,10 @@ def _as_error(error: BaseException, job: _Job) -> BaseException:
         f"{job.run.folder} cannot be written to: {reason}; the last checkpoint is {newest or 'none yet'}. "
         f"When there is room again, {job.advice}"
     )
+
+
+def _write_beginning(run: Run) -> None:
+    run.write_state(run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None))
 
 
 def _write_end(run: Run, error: BaseException) -> None:

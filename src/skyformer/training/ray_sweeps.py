@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import skyformer
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
 from skyformer.lra.places import data_dir_or_default
 from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
+from skyformer.training.environment import installed_version
 from skyformer.training.runs import RunResult, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 from skyformer.training.sweeps import (
@@ -182,13 +182,13 @@ def _problems(
     asked = []
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        sight = look.options(scheduling_strategy=place).remote(mark, tasks, data_dir, skyformer.__version__)
+        sight = look.options(scheduling_strategy=place).remote(mark, tasks, data_dir, installed_version("skyformer"))
         asked.append((node["NodeManagerHostname"], sight))
     for name, sight in asked:
         try:
             problem = ray.get(sight)
         except ray.exceptions.RayError as error:
-            problem = f"skyformer {skyformer.__version__} does not run there: {_last_line(error)}"
+            problem = f"skyformer does not run there: {_last_line(error)}"
         if problem:
             yield f"node {name}: {problem}"
 
@@ -198,10 +198,10 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
-def look_around(mark: str, tasks: list[TaskConfig], data_dir: str, version: str) -> str | None:
+def look_around(mark: str, tasks: list[TaskConfig], data_dir: str, version: str | None) -> str | None:
     """What keeps the node that this is called on from training, if anything."""
-    if skyformer.__version__ != version:
-        return f"has skyformer {skyformer.__version__}, not {version}; install the same version on all nodes"
+    if installed_version("skyformer") != version:
+        return f"has skyformer {installed_version('skyformer')}, not {version}; install the same version on all nodes"
     folder = Path(mark).parent.parent
     if not Path(mark).exists():
         return f"does not see {folder}; --runs-dir must be on storage that all nodes share"

@@ -32,7 +32,8 @@ from skyformer.training.signals import StopSignals
 BACKSTAGE = ".sweep"
 """Where a sweep keeps the configs and the output of its runs' processes, inside the folder of runs."""
 
-STOPPED = "told to stop; its last checkpoint is kept"
+SKYFORMER = (sys.executable, "-m", "skyformer.cli.main")
+STOPPED = "told to stop; what it has saved is kept"
 ADVICE = "the same command goes on"
 DEFAULT_RETRIES = 2
 PROGRESS_SECONDS = 2.0
@@ -297,7 +298,7 @@ class _LocalSweep:
             write_document(file, to_yaml(with_threads(config, self._threads) if self._jobs > 1 else config))
             what = ["--config", str(file), "--runs-dir", str(self._runs_dir)]
         data = [] if self._data_dir is None else ["--data-dir", str(self._data_dir)]
-        return [sys.executable, "-m", "skyformer.cli.main", "train", *what, *data, "--no-progress"]
+        return [*SKYFORMER, "train", *what, *data, "--no-progress"]
 
     def _environment(self) -> dict[str, str]:
         """Divides the cores also for a run that was begun when it had them all."""

@@ -1,0 +1,49 @@
+"""skyformer demo: two runs, a table, figures that agree with the runs, and nothing trained twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skyformer.training import open_run
+from tests.cli.typed import CommandLine
+
+SMALL = [
+    *("--steps", "4", "--set", "task.limit=48", "--set", "task.max_length=64", "--set", "loop.eval_every=2"),
+    *("--set", "model.dim=16", "--set", "hardware.threads=1"),
+]
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys, "demo")
+
+
+def test_both_are_trained_compared_and_kept(demo: CommandLine, tmp_path: Path) -> None:
+    done = demo("--output", tmp_path, *SMALL)
+    assert done.code == 0, done.errors
+    figures = json.loads((tmp_path / "demo.json").read_text())
+    assert [run["attention"] for run in figures["runs"]] == ["skyformer", "softmax"]
+    for figure in figures["runs"]:
+        result = open_run(figure["run"], tmp_path / "runs").result
+        assert result is not None
+        assert figure["test_accuracy"] == result.test_accuracy
+        assert [point["step"] for point in figure["dev_curve"]] == [2, 4]
+        assert f"{100 * result.test_accuracy:.2f}" in done.output
+    assert 0.1 <= figures["chance"] < 0.6
+    assert "reduced" in done.output
+    assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.png", "demo.svg"}
+
+    finished = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")}
+    again = demo("--output", tmp_path, *SMALL)
+    assert again.code == 0
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")} == finished
+
+
+def test_unknown_attention_is_refused_before_anything_is_made(demo: CommandLine, tmp_path: Path) -> None:
+    done = demo("--output", tmp_path / "new", "--attention", "skyfromer")
+    assert done.code == 2
+    assert "Did you mean 'skyformer'?" in done.errors
+    assert not (tmp_path / "new").exists()

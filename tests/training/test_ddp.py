@@ -1,0 +1,90 @@
+"""Two processes train the run that one process trains with the doubled batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import skyformer
+from skyformer.training.config import RunConfig, to_yaml
+from skyformer.training.fit import train
+from skyformer.training.runs import Run
+from tests.training.deaths import wait_for
+from tests.training.tiny import assert_same_run, tiny_config
+
+PATIENCE = 200
+LAUNCHERS = {
+    "lightning": [sys.executable, "-m", "skyformer.cli.main"],
+    "torchrun": [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *("-m", "skyformer.cli.main"),
+    ],
+}
+
+
+def plain_config(batch_size: int, devices: int, **loop: int) -> RunConfig:
+    """Without dropout or random landmarks, which two processes draw from seeds of their own."""
+    config = tiny_config(attention="softmax", options={}, batch_size=batch_size, **loop)
+    hardware = config.hardware.replace(devices=devices, strategy="ddp" if devices > 1 else "auto")
+    return config.replace(model=config.model.replace(dropout=0.0), hardware=hardware)
+
+
+def start(launcher: str, arguments: list[str], runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
+    source = str(Path(skyformer.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "SKYFORMER_RUNS": str(runs_dir)}
+    command = [*LAUNCHERS[launcher], "train", *arguments, "--no-progress", "--data-dir", str(data_dir)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start_new(launcher: str, config: RunConfig, runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
+    file = runs_dir.parent / "config.yaml"
+    file.write_text(to_yaml(config))
+    return start(launcher, ["--config", str(file)], runs_dir, data_dir)
+
+
+@pytest.mark.parametrize("launcher", ["lightning", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: Path, data_dir: Path) -> None:
+    config = plain_config(batch_size=4, devices=2)
+    process = start_new(launcher, config, runs_dir, data_dir)
+    single = train(plain_config(batch_size=8, devices=1), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    # One of them printed.
+    assert out.count("test accuracy") == 1
+    double = Run(runs_dir / config.run_name())
+    ours, theirs = double.metrics(), Run(runs_dir / single.run).metrics()
+    assert [(row.step, row.split) for row in ours] == [(row.step, row.split) for row in theirs]
+    assert [row.loss for row in ours] == pytest.approx([row.loss for row in theirs], rel=1e-5)
+    assert [row.accuracy for row in ours] == pytest.approx([row.accuracy for row in theirs], abs=1 / 64)
+    assert double.result is not None
+    assert (double.result.dev_examples, double.result.test_examples) == (64, 64)
+    assert double.result.test_loss == pytest.approx(single.test_loss, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_two_processes_go_on(number: signal.Signals, tmp_path: Path, data_dir: Path) -> None:
+    config = plain_config(batch_size=4, devices=2, steps=100, eval_every=20, checkpoint_every=10)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    process = start_new("lightning", config, whole, data_dir)
+    assert process.communicate(timeout=PATIENCE)[1] == ""
+    process = start_new("lightning", config, broken, data_dir)
+    run = Run(broken / config.run_name())
+    wait_for(run.metrics_file, "50,train")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE)
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        assert "by SIGTERM; go on with: skyformer train --resume" in err
+        assert err.count("go on with") == 1
+    time.sleep(1)
+    assert run.state.state == "interrupted"
+    process = start("lightning", ["--resume", run.name], broken, data_dir)
+    assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert_same_run(run, Run(whole / config.run_name()))

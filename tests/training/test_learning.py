@@ -1,0 +1,93 @@
+"""The whole engine learns what needs attention, and does not when the attention is broken.
+
+The task: eight digits, one of them covered by a mark; which digit follows the mark? Without looking at its neighbour no
+token knows, and the mean over tokens forgets who was whose neighbour. Chance is one in ten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from skyformer.attention import registry
+from skyformer.attention.softmax import SoftmaxAttention
+from skyformer.lra import Example, Split, Task, task_spec
+from skyformer.lra.tasks import FIRST_SYMBOL_ID
+from skyformer.training import RunConfig, fit
+
+LENGTH, MARK = 8, 11
+LEARNT, NOT_LEARNT = 0.9, 0.6
+SIZES = {Split.TRAIN: 20_000, Split.DEV: 500, Split.TEST: 1000}
+
+
+@dataclass
+class AfterTheMark:
+    """One split of the task, with the face of a `TaskDataset`."""
+
+    tokens: Tensor
+    labels: Tensor
+    spec = replace(task_spec("listops"), max_length=64)
+
+    @classmethod
+    def drawn(cls, count: int, seed: int) -> AfterTheMark:
+        generator = torch.Generator().manual_seed(seed)
+        digits = torch.randint(10, (count, LENGTH), generator=generator)
+        place = torch.randint(LENGTH - 1, (count, 1), generator=generator)
+        labels = digits.gather(1, place + 1).squeeze(1)
+        return cls(digits.scatter(1, place, MARK) + FIRST_SYMBOL_ID, labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(self.tokens[index], int(self.labels[index]), index)
+
+    def lengths(self) -> Any:
+        return np.full(len(self), LENGTH)
+
+
+class ShuffledValues(SoftmaxAttention):
+    """Softmax attention that weighs right and adds up the wrong values."""
+
+    name = "shuffled"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        return super().attend(query, key, value[:, :, torch.randperm(value.shape[2])], *rest)
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: Any = [AfterTheMark.drawn(size, seed) for seed, size in enumerate(SIZES.values())]
+    made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=None)  # type: ignore[arg-type]
+    monkeypatch.setattr(fit, "_load", lambda config, data_dir: made)
+
+
+def accuracy(attention: str, runs_dir: Path, **options: Any) -> float:
+    config = RunConfig(
+        preset="learning",
+        task={"name": "listops", "max_length": 64},
+        model={"attention": attention, "attention_options": options, "dim": 32, "hidden_dim": 32, "dropout": 0.0},
+        optim={"lr": 1e-2, "warmup_steps": 80},
+        loop={"steps": 900, "batch_size": 64, "eval_every": 300, "checkpoint_every": 300, "log_every": 50},
+        hardware={"accelerator": "cpu", "threads": 1},
+    )
+    return fit.train(config, runs_dir=runs_dir, progress=False).test_accuracy
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(("attention", "options"), [("softmax", {}), ("skyformer", {"num_landmarks": 12})])
+def test_attention_learns(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
+    assert accuracy(attention, tmp_path, **options) > LEARNT
+
+
+@pytest.mark.usefixtures("task")
+def test_broken_attention_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.list_attentions()
+    monkeypatch.setitem(registry._REGISTRY, ShuffledValues.name, ShuffledValues)
+    assert accuracy(ShuffledValues.name, tmp_path) < NOT_LEARNT
