@@ -24,6 +24,7 @@ AnyStudy = type[Study[Any, Any, Any]]
 
 Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that measure side by side, --threads each.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the output folder holds, and begin anew.")]
 Output = Annotated[
     Path | None, typer.Option("--output", help="Folder of the record, tables and figures [default: results/NAME].")
@@ -42,7 +43,7 @@ def _all(small: Small = False, threads: Threads = 1, output: Output = None) -> N
     for name in list_studies():
         study = study_class(name)
         folder = (output or _default_folder(small)) / name
-        _run_and_show(study(make_options(study, small, {})), folder, threads, fresh=False)
+        _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=False)
 
 
 def _default_folder(small: bool) -> Path:
@@ -52,18 +53,21 @@ def _default_folder(small: bool) -> Path:
 def _add_command(study: AnyStudy) -> None:
     """A command with the study's own options between the common ones."""
 
-    def command(small: bool, threads: int, fresh: bool, render: bool, output: Path | None, **texts: str | None) -> None:
+    def command(
+        small: bool, threads: int, jobs: int, fresh: bool, render: bool, output: Path | None, **texts: str | None
+    ) -> None:
         given = {name: text for name, text in texts.items() if text is not None}
         folder = output or _default_folder(small) / study.name
         if render:
             _show(study, _stored(study, folder), folder)
             return
-        _run_and_show(study(make_options(study, small, given)), folder, threads, fresh)
+        _run_and_show(study(make_options(study, small, given)), folder, threads, jobs, fresh)
 
     common = (
         ("small", Small, False),
         ("output", Output, None),
         ("threads", Threads, 1),
+        ("jobs", Jobs, 1),
         ("fresh", Fresh, False),
         ("render", Render, False),
     )
@@ -82,7 +86,7 @@ def _annotation(each: OptionField) -> Any:
     return Annotated[str | None, typer.Option(each.flag, help=each.help(), metavar=metavar, show_default=False)]
 
 
-def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, fresh: bool) -> None:
+def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs: int, fresh: bool) -> None:
     console = Console()
     columns = (
         TextColumn(study.name),
@@ -99,7 +103,7 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, fresh
             def report(done: int, total: int, text: str) -> None:
                 progress.update(task, completed=done, total=total, description=text)
 
-            record = run_study(study, folder, threads=threads, fresh=fresh, report=report)
+            record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
     except KeyboardInterrupt:
         advice = f"the same command goes on from {record_path(study.name, folder)}"
         raise InterruptedRunError(f"stopped by SIGINT; {advice}", signal.SIGINT) from None

@@ -48,6 +48,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     options_type: ClassVar[type]
     cell_type: ClassVar[type]
     result_type: ClassVar[type]
+    times_things: ClassVar[bool] = False
+    """Whether its cells must be measured one by one, because they take times."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options

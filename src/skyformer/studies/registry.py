@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.studies.base import Study
 
+_NEEDS_TRAINING = {"tasks"}
+"""No study, and not to be imported before a study trains: it brings Lightning along."""
+
 _REGISTRY: dict[str, type[Study[Any, Any, Any]]] = {}
 
 AnyStudy = TypeVar("AnyStudy", bound=type[Study[Any, Any, Any]])
@@ -40,4 +43,5 @@ def study_class(name: str) -> type[Study[Any, Any, Any]]:
 @cache
 def _import_studies() -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"skyformer.studies.{module.name}")
+        if module.name not in _NEEDS_TRAINING:
+            importlib.import_module(f"skyformer.studies.{module.name}")

@@ -1,17 +1,25 @@
-"""Running a study: the cells that its record lacks, one after the other, each kept as soon as it is measured."""
+"""Running a study: the cells that its record lacks, one after the other or side by side, each kept as soon as it is
+measured."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from skyformer.errors import InputError, TrainingError
 from skyformer.studies.base import Study
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
+from skyformer.studies.registry import study_class
 
 OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
@@ -26,10 +34,13 @@ def run_study(
     folder: Path,
     *,
     threads: int = 1,
+    jobs: int = 1,
     fresh: bool = False,
     report: Report = lambda done, total, text: None,
 ) -> Record[CellT, ResultT]:
-    """Measures what the record in `folder` lacks. `fresh` forgets what it has."""
+    """Measures what the record in `folder` lacks, in `jobs` processes of `threads` each; `fresh` forgets it first."""
+    if jobs > 1 and study.times_things:
+        raise InputError(f"--jobs must be 1 for {study.name}: it takes times, and its cells would slow each other down")
     torch.set_num_threads(threads)
     path = record_path(study.name, folder)
     plan, facts = list(dict.fromkeys(study.cells())), dict(study.facts())
@@ -41,13 +52,13 @@ def run_study(
     missing = [cell for cell in plan if cell not in record.cells]
     if missing:
         record.runs.append(Run.now(threads))
-    for number, cell in enumerate(missing, len(plan) - len(missing)):
-        report(number, len(plan), describe(cell))
-        start = time.perf_counter()
-        result = study.measure(cell)
-        record.cells[cell] = Measured(result, len(record.runs) - 1, time.perf_counter() - start)
+    done = len(plan) - len(missing)
+    begun = _one_by_one(study, missing) if jobs == 1 else _side_by_side(study, missing, threads, jobs)
+    report(done, len(plan), describe(missing[0]) if missing else "done")
+    for number, (cell, result, seconds) in enumerate(begun, done + 1):
+        record.cells[cell] = Measured(result, len(record.runs) - 1, seconds)
         record.write(path)
-    report(len(plan), len(plan), "done")
+        report(number, len(plan), describe(cell))
     return record
 
 
@@ -55,3 +66,52 @@ def describe(cell: object) -> str:
     """A cell in a few words: its values, but for those that are empty."""
     values = asdict(cell).values()  # type: ignore[call-overload]
     return " ".join(str(value) for value in values if value not in (None, ""))
+
+
+def _one_by_one(
+    study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT]
+) -> Iterator[tuple[CellT, ResultT, float]]:
+    for cell in cells:
+        start = time.perf_counter()
+        result = study.measure(cell)
+        yield cell, result, time.perf_counter() - start
+
+
+def _side_by_side(
+    study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT], threads: int, jobs: int
+) -> Iterator[tuple[CellT, ResultT, float]]:
+    """In the order in which they are done. Whatever ends this, ends the workers."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,)) as pool:
+        waiting = {pool.submit(_measure, study.name, study.options, cell): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                result, seconds = future.result()
+                yield waiting[future], result, seconds
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "a worker of the study was killed, perhaps for want of memory; the same command goes on, with fewer "
+                "--jobs if need be"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+
+
+def _start_worker(threads: int) -> None:
+    """Ctrl-C reaches the whole group; the parent decides when its workers end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+
+
+@cache
+def _study_of(name: str, options: Any) -> Study[Any, Any, Any]:
+    """A worker keeps its study, with the data that it has loaded."""
+    return study_class(name)(options)
+
+
+def _measure(name: str, options: Any, cell: Any) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = _study_of(name, options).measure(cell)
+    return result, time.perf_counter() - start

@@ -30,12 +30,12 @@ from skyformer.errors import (
     TrainingError,
     UnknownNameError,
 )
-from skyformer.lra.dataset import Task, load_task
+from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.training.callbacks import Best, RunKeeper, StayFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore, stored_weights_digest
 from skyformer.training.config import RunConfig
-from skyformer.training.data import TaskData
+from skyformer.training.data import TaskData, load_data
 from skyformer.training.environment import now
 from skyformer.training.evaluation import score
 from skyformer.training.metrics_log import MetricsLog
@@ -67,7 +67,7 @@ def train(
         config: from `load_preset`. runs_dir: where its folder comes. data_dir: where its data is prepared.
         progress: show a bar on a terminal, lines elsewhere. callbacks: more of Lightning's, for those who want them.
     """
-    task = _load(config, data_dir)
+    task = load_data(config, data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     job = _Job(run, config, task, choose_display(progress and is_main_process()), callbacks)
     _check_hardware(config)
@@ -90,7 +90,7 @@ def resume(
             f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; look at it with: "
             f"skyformer evaluate {run.folder}"
         )
-    task = _load(run.config, data_dir)
+    task = load_data(run.config, data_dir)
     _check_hardware(run.config)
     return _carry_out(_Job(run, run.config, task, choose_display(progress and is_main_process()), callbacks))
 
@@ -106,7 +106,7 @@ def evaluate(
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
-    task = _load(config, data_dir)
+    task = load_data(config, data_dir)
     module = ClassifierModule(config, load_best_model(run))
     with quiet_lightning():
         trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
@@ -126,18 +126,6 @@ class _Job:
     @property
     def advice(self) -> str:
         return f"go on with: skyformer train --resume {self.run.folder}"
-
-
-def _load(config: RunConfig, data_dir: Path | str | None) -> Task:
-    task = config.task
-    return load_task(
-        task.name,
-        data_dir,
-        seed=task.data_seed,
-        limit=task.limit,
-        level=task.level,
-        max_length=task.max_length,
-    )
 
 
 def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:

@@ -1,0 +1,486 @@
+"""How much a training step moves the model's output (appendix, Table 3), and what learning rates a model bears.
+
+The paper's instability score of step i on its batch x_i, with f the embedding after two layers:
+
+    tau_i = |f(x_i, W_i) - f(x_i, W_{i-1})|_F^2 / |W_i - W_{i-1}|_F^2
+
+and its table holds the average over 20 steps of tau_i divided by that of softmax attention. What f does with dropout
+is left open there, so it is measured in three variants, all along one and the same training:
+
+- "off": no dropout while f is evaluated.
+- "same": dropout, with the same masks before and after the step.
+- "fresh": dropout, with new masks after the step. Then the difference holds the noise of two masks besides the step's
+  work; that noise alone, two masks and no step, is kept as well.
+
+f is taken where the second layer ends and, in the figures called "normed", after the norm that follows. Landmarks and
+other random choices of an attention are the same in all evaluations of f.
+
+Besides the paper: the loss that short trainings end with at learning rates from harmless to absurd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.errors import MissingExtraError
+from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.record import significant
+from skyformer.studies.registry import register_study
+from skyformer.studies.show import Figure, Panel, Series, Table, number, quantile
+
+if TYPE_CHECKING:
+    from skyformer.lra.batching import Batch
+    from skyformer.lra.dataset import Task
+    from skyformer.training.config import RunConfig
+
+SCORE, RATES = "score", "rates"
+BASELINE = "softmax"
+VARIANTS = {"off": "dropout off", "same": "same dropout masks", "fresh": "fresh dropout masks"}
+TITLES = {
+    "nystromformer": "Nystromformer",
+    "kernelized": "Kernelized Attention",
+    "skyformer": "Skyformer",
+    "softmax": "Self-Attention",
+}
+TASKS = {"text": "Text", "listops": "ListOps", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
+PAPER = {
+    "nystromformer": {"text": 1.03, "listops": 1.01, "retrieval": 0.97, "pathfinder": 0.99, "image": 1.02},
+    "kernelized": {"text": 0.83, "listops": 0.77, "retrieval": 0.64, "pathfinder": 0.74, "image": 0.62},
+    "skyformer": {"text": 0.81, "listops": 0.79, "retrieval": 0.64, "pathfinder": 0.79, "image": 0.65},
+}
+"""Table 3 of the paper."""
+
+LAST = 20
+"""Steps whose losses make the final loss of a short training."""
+
+
+@dataclass(frozen=True)
+class Options:
+    data_dir: str | None = option(None, help="Where data is prepared.")
+    tasks: tuple[str, ...] = option(
+        ("listops", "text", "pathfinder", "image", "retrieval"), small=("listops",), help="Tasks."
+    )
+    attentions: tuple[str, ...] = option(
+        ("softmax", "nystromformer", "kernelized", "skyformer"), help="Attentions; softmax is what they are divided by."
+    )
+    seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds of weights, batches and all that is drawn.")
+    preset: str = option("paper", small="short", help="Settings of the model and its training.")
+    steps: int = option(20, small=4, help="Training steps.")
+    examples: int = option(8, small=4, help="Examples of each batch that f is taken on.")
+    rates: tuple[float, ...] = option(
+        (1e-4, 1e-3, 1e-2, 3e-2, 1e-1), small=(1e-3, 1e-1), help="Learning rates of the short trainings on ListOps."
+    )
+    rate_steps: int = option(200, small=20, help="Steps of a short training.")
+    pathfinder_limit: int = option(3000, help="Pathfinder images a split, as prepared with --limit.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    measure: str
+    task: str
+    attention: str
+    seed: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of each step. But for `loss`, all are squared Frobenius norms: `update` of W_i - W_{i-1}, `size` of f,
+    and the rest of the differences of f. A short training has its losses alone; None is not finite."""
+
+    loss: tuple[float | None, ...]
+    update: tuple[float, ...] = ()
+    size: tuple[float, ...] = ()
+    off: tuple[float, ...] = ()
+    same: tuple[float, ...] = ()
+    fresh: tuple[float, ...] = ()
+    noise: tuple[float, ...] = ()
+    normed_size: tuple[float, ...] = ()
+    normed_off: tuple[float, ...] = ()
+    normed_same: tuple[float, ...] = ()
+    normed_fresh: tuple[float, ...] = ()
+    normed_noise: tuple[float, ...] = ()
+
+    def scores(self, variant: str) -> list[float]:
+        """tau_i."""
+        return [change / update for change, update in zip(getattr(self, variant), self.update, strict=True)]
+
+    def relative(self, variant: str) -> list[float]:
+        """The change of f as a share of f."""
+        return [change / size for change, size in zip(getattr(self, variant), self.size, strict=True)]
+
+    def final_loss(self) -> float | None:
+        """The mean of the last losses; None if the training left the finite numbers."""
+        last = self.loss[-LAST:]
+        return None if None in self.loss else mean(loss for loss in last if loss is not None)
+
+    def diverged(self) -> bool:
+        """Not finite, or worse than at the start."""
+        final, first = self.final_loss(), self.loss[0]
+        return final is None or first is None or final > first
+
+
+@register_study
+class Stability(Study[Options, Cell, Result]):
+    name = "stability"
+    title = "Instability of training steps (appendix, Table 3)"
+    options_type, cell_type, result_type = Options, Cell, Result
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._loaded: dict[tuple[str, str], Task] = {}
+
+    def facts(self) -> Mapping[str, Fact]:
+        tasks = _tasks()
+        found: dict[str, Fact] = {"preset": self.options.preset, "examples": self.options.examples}
+        for cell in self.cells():
+            found[f"{cell.task} data, {cell.measure}"] = tasks.data_fact(self._data(cell))
+        return found
+
+    def cells(self) -> Sequence[Cell]:
+        chosen = self.options
+        scores = [
+            Cell(SCORE, task, attention, seed, None)
+            for seed in chosen.seeds
+            for task in chosen.tasks
+            for attention in chosen.attentions
+        ]
+        rates = [
+            Cell(RATES, "listops", attention, seed, rate)
+            for seed in chosen.seeds
+            for rate in chosen.rates
+            for attention in chosen.attentions
+        ]
+        return [*scores, *rates]
+
+    def measure(self, cell: Cell) -> Result:
+        config, data = self._config(cell), self._data(cell)
+        if cell.measure == RATES:
+            return _short_training(config, data)
+        return _scores(config, data, self.options.steps, self.options.examples)
+
+    def _config(self, cell: Cell) -> RunConfig:
+        make, chosen = _tasks().run_config, self.options
+        if cell.measure == SCORE:
+            return make(cell.task, chosen.preset, cell.attention, cell.seed, pathfinder_limit=chosen.pathfinder_limit)
+        steps = chosen.rate_steps
+        return make(
+            cell.task,
+            "short",
+            cell.attention,
+            cell.seed,
+            optim_lr=cell.rate,
+            optim_warmup_steps=max(1, steps // 10),
+            loop_steps=steps,
+        )
+
+    def _data(self, cell: Cell) -> Task:
+        """Kept: data depends on neither attention, seed nor rate."""
+        key = (cell.measure, cell.task)
+        if key not in self._loaded:
+            self._loaded[key] = _tasks().study_data(self._config(cell), self.options.data_dir)
+        return self._loaded[key]
+
+    @classmethod
+    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
+        found = [_ratio_table(scores, variant, f"tau to softmax's, {title}") for variant, title in VARIANTS.items()]
+        found += [
+            _ratio_table(scores, f"normed_{variant}", f"The same after the final norm, {title}", paper=False)
+            for variant, title in VARIANTS.items()
+        ]
+        found += [_relative_table(scores), _makeup_table(scores), _rate_table(results)]
+        return [table for table in found if table.rows]
+
+    @classmethod
+    def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
+        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
+        found = [_score_figure(scores), _rate_figure(results)]
+        return [figure for figure in found if figure.panels]
+
+
+def _tasks() -> Any:
+    """The module that trains; imported when it is needed, for it brings Lightning along."""
+    try:
+        from skyformer.studies import tasks
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "train") from error
+    return tasks
+
+
+def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
+    """Trains for `steps` steps, and looks at f before and after each."""
+    tasks = _tasks()
+    trainee = tasks.Trainee(config)
+    rows, losses = [], []
+    for step, batch in enumerate(islice(tasks.batches_of(data, config), steps)):
+        looks = _Looks(trainee.module.model, batch, examples, seed=step)
+        old_weights = _flat(trainee.module)
+        before = looks.take()
+        losses.append(significant(trainee.step(batch)))
+        rows.append([_squared(_flat(trainee.module) - old_weights), *_changes(before, looks.take())])
+    columns = [tuple(significant(value, 6) for value in column) for column in zip(*rows, strict=True)]
+    return Result(tuple(losses), *columns)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """f without dropout, and with two sets of masks, each (tokens, dim) before and after the final norm."""
+
+    off: tuple[Tensor, Tensor]
+    first: tuple[Tensor, Tensor]
+    second: tuple[Tensor, Tensor]
+
+
+class _Looks:
+    """f on some examples of one batch, as often as asked, with the same masks and landmarks each time."""
+
+    def __init__(self, model: nn.Module, batch: Batch, examples: int, seed: int) -> None:
+        self._model, self._seed = model, seed
+        self._tokens, self._mask = batch.tokens[:examples], batch.mask[:examples]
+
+    @torch.no_grad()
+    def take(self) -> _Look:
+        self._model.eval()
+        return _Look(self._embedding(None), self._embedding(2 * self._seed), self._embedding(2 * self._seed + 1))
+
+    def _embedding(self, masks: int | None) -> tuple[Tensor, Tensor]:
+        """Only the dropout layers are in training: the attentions draw what they draw in evaluation, always alike."""
+        for module in self._model.modules():
+            if isinstance(module, nn.Dropout):
+                module.train(masks is not None)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(masks or 0)
+            return embedding(self._model.encoder, self._tokens, self._mask)  # type: ignore[arg-type]
+
+
+def embedding(encoder: Any, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer leaves at the real tokens (N, dim), and that after the final norm."""
+    x: Tensor = encoder.embeddings(tokens, mask)
+    for layer in encoder.layers:
+        x = layer(x, mask)
+    real = x[mask].double()
+    return real, encoder.norm(x)[mask].double()
+
+
+def _changes(before: _Look, after: _Look) -> list[float]:
+    """In the order of Result's fields: size, off, same, fresh, noise; then the same after the norm."""
+    found = []
+    for place in (0, 1):
+        old, new = before.first[place], after.first[place]
+        found += [
+            _squared(before.off[place]),
+            _squared(after.off[place] - before.off[place]),
+            _squared(new - old),
+            _squared(after.second[place] - old),
+            _squared(before.second[place] - old),
+        ]
+    return found
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().double().flatten() for parameter in model.parameters()])
+
+
+def _squared(x: Tensor) -> float:
+    return float(x.square().sum())
+
+
+def _short_training(config: RunConfig, data: Task) -> Result:
+    """Losses until the last step, or until one is not finite."""
+    tasks = _tasks()
+    trainee, losses = tasks.Trainee(config), []
+    for batch in islice(tasks.batches_of(data, config), config.loop.steps):
+        loss = trainee.step(batch)
+        losses.append(significant(loss))
+        if not math.isfinite(loss):
+            break
+    return Result(tuple(losses))
+
+
+def _ratios(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
+    """For each seed the average over steps of tau_i divided by that of softmax attention."""
+    found = []
+    for cell, result in scores.items():
+        baseline = scores.get(Cell(SCORE, task, BASELINE, cell.seed, None))
+        if (cell.task, cell.attention) == (task, attention) and baseline is not None:
+            pairs = zip(result.scores(variant), baseline.scores(variant), strict=True)
+            found.append(mean(own / its for own, its in pairs))
+    return found
+
+
+def _with_spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{spread}"
+
+
+def _rivals(scores: Iterable[Cell]) -> list[str]:
+    present = {cell.attention for cell in scores}
+    return [attention for attention in TITLES if attention in present and attention != BASELINE]
+
+
+def _tasks_of(scores: Iterable[Cell]) -> list[str]:
+    present = {cell.task for cell in scores}
+    return [task for task in TASKS if task in present]
+
+
+def _ratio_table(scores: Mapping[Cell, Result], variant: str, title: str, paper: bool = True) -> Table:
+    tasks = _tasks_of(scores)
+    rows = []
+    for attention in _rivals(scores):
+        ours = [_with_spread(_ratios(scores, task, attention, variant)) for task in tasks]
+        theirs = [f" ({PAPER[attention][task]:.2f})" if paper and attention in PAPER else "" for task in tasks]
+        rows.append([TITLES[attention], *(own + its for own, its in zip(ours, theirs, strict=True))])
+    note = "Mean and standard deviation over seeds" + (", in brackets the paper's." if paper else ".")
+    return Table(title, ["Model", *(TASKS[task] for task in tasks)], rows, note)
+
+
+def _relative_table(scores: Mapping[Cell, Result]) -> Table:
+    """Without the scale of the embedding: the change of f as a share of f."""
+    tasks = _tasks_of(scores)
+    rows = [
+        [TITLES[attention], *(_relative_change(scores, task, attention) for task in tasks)]
+        for attention in [BASELINE, *_rivals(scores)]
+    ]
+    title = "Squared change of f in a step as a share of f's squared size, dropout off"
+    return Table(title, ["Model", *(TASKS[task] for task in tasks)], rows, "Median over steps and seeds.")
+
+
+def _relative_change(scores: Mapping[Cell, Result], task: str, attention: str) -> str:
+    chosen = [result for cell, result in scores.items() if (cell.task, cell.attention) == (task, attention)]
+    values = [share for result in chosen for share in result.relative("off")]
+    return number(quantile(values, 0.5)) if values else "-"
+
+
+def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
+    """What the score is made of: noise of dropout, size of the embedding, length of the update."""
+    rows = []
+    for task in _tasks_of(scores):
+        for attention in [BASELINE, *_rivals(scores)]:
+            pairs = _with_baseline(scores, task, attention)
+            if pairs:
+                rows.append([TASKS[task], TITLES[attention], *_makeup(pairs)])
+    header = [
+        "Task",
+        "Model",
+        "dropout noise in the fresh variant",
+        "size of f",
+        "dropout noise",
+        "length of the update",
+    ]
+    note = "Medians over steps and seeds: a share, then squared norms divided by those of softmax attention."
+    return Table("What the score is made of", header, rows, note)
+
+
+def _with_baseline(scores: Mapping[Cell, Result], task: str, attention: str) -> list[tuple[Result, Result]]:
+    found = []
+    for cell, result in scores.items():
+        baseline = scores.get(Cell(SCORE, task, BASELINE, cell.seed, None))
+        if (cell.task, cell.attention) == (task, attention) and baseline is not None:
+            found.append((result, baseline))
+    return found
+
+
+def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
+    share = [_quotients(own.noise, own.fresh) for own, _ in pairs]
+    ratios = [
+        [_quotients(getattr(own, name), getattr(its, name)) for own, its in pairs]
+        for name in ("size", "noise", "update")
+    ]
+    return [_median(share), *map(_median, ratios)]
+
+
+def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Without those that divide by nothing: where dropout is 0, it makes no noise."""
+    return [a / b for a, b in zip(above, below, strict=True) if b > 0]
+
+
+def _median(values: Sequence[Sequence[float]]) -> str:
+    together = [value for some in values for value in some]
+    return number(quantile(together, 0.5)) if together else "-"
+
+
+def _rate_table(results: Mapping[Cell, Result]) -> Table:
+    chosen = {cell: result for cell, result in results.items() if cell.measure == RATES}
+    rates = sorted({cell.rate for cell in chosen if cell.rate is not None})
+    rows = []
+    for attention in TITLES:
+        own = {cell: result for cell, result in chosen.items() if cell.attention == attention}
+        if own:
+            finals = [_final_losses(own, rate) for rate in rates]
+            worse = [result.diverged() for result in own.values()]
+            rows.append([TITLES[attention], *map(_with_range, finals), f"{sum(worse)} of {len(worse)}"])
+    header = ["Model", *(f"rate {rate:g}" for rate in rates), "diverged"]
+    note = (
+        f"Short ListOps, as in the preset `short`. The mean loss of the last {LAST} steps: median over seeds, range. "
+        "Diverged: not finite, or above the first step's."
+    )
+    return Table("Final loss by learning rate", header, rows, note)
+
+
+def _final_losses(own: Mapping[Cell, Result], rate: float) -> list[float | None]:
+    return [result.final_loss() for cell, result in own.items() if cell.rate == rate]
+
+
+def _with_range(losses: Sequence[float | None]) -> str:
+    finite = [loss for loss in losses if loss is not None]
+    lost = f", {len(losses) - len(finite)} not finite" if len(finite) < len(losses) else ""
+    if not finite:
+        return lost.removeprefix(", ") or "-"
+    spread = f" ({min(finite):.2f} to {max(finite):.2f})" if len(finite) > 1 else ""
+    return f"{quantile(finite, 0.5):.2f}{spread}{lost}"
+
+
+def _score_figure(scores: Mapping[Cell, Result]) -> Figure:
+    """tau_i to softmax's over the steps: a row of panels a variant, a column a task."""
+    tasks, panels = _tasks_of(scores), []
+    for variant, title in VARIANTS.items():
+        for task in tasks:
+            series = [_ratio_line(scores, task, attention, variant) for attention in _rivals(scores)]
+            panels.append(
+                Panel(f"{TASKS[task]}, {title}", "step", "tau to softmax's", [s for s in series if s.x], y_log=True)
+            )
+    panels = [panel for panel in panels if panel.series]
+    return Figure("figure", "Instability score to that of softmax attention", panels, columns=max(1, len(tasks)))
+
+
+def _ratio_line(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> Series:
+    by_seed = [
+        [own / its for own, its in zip(result.scores(variant), baseline.scores(variant), strict=True)]
+        for result, baseline in _with_baseline(scores, task, attention)
+    ]
+    steps = list(zip(*by_seed, strict=True))
+    return Series(
+        TITLES[attention],
+        range(1, len(steps) + 1),
+        [mean(values) for values in steps],
+        [min(values) for values in steps],
+        [max(values) for values in steps],
+    )
+
+
+def _rate_figure(results: Mapping[Cell, Result]) -> Figure:
+    chosen = {cell: result for cell, result in results.items() if cell.measure == RATES}
+    rates = sorted({cell.rate for cell in chosen if cell.rate is not None})
+    lines = []
+    for attention in TITLES:
+        own = {cell: result for cell, result in chosen.items() if cell.attention == attention}
+        finals = [[loss for loss in _final_losses(own, rate) if loss is not None] for rate in rates]
+        if own:
+            middle, low, high = (
+                [pick(losses) if losses else None for losses in finals]
+                for pick in (lambda losses: quantile(losses, 0.5), min, max)
+            )
+            lines.append(Series(TITLES[attention], rates, middle, low, high))
+    panels = [Panel("Short ListOps", "learning rate", "final loss", lines, x_log=True, y_log=True)] if lines else []
+    return Figure("rates", "Loss after a short training, median and range over seeds", panels, columns=1)

@@ -1,0 +1,87 @@
+"""Long Range Arena as the studies train on it: a run's settings and data, and training one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyformer.lra.batching import Batch, training_loader
+from skyformer.lra.dataset import Task
+from skyformer.lra.preparation import prepare
+from skyformer.lra.tasks import Split
+from skyformer.studies.base import Fact
+from skyformer.training.config import RunConfig
+from skyformer.training.data import load_data
+from skyformer.training.module import ClassifierModule, build_model
+from skyformer.training.presets import load_preset
+
+PATHFINDER_LIMIT = 3000
+"""Images a split. Drawing all of Pathfinder takes an hour, and no study here sees more than this."""
+
+MADE_ON_DEMAND = 20_000
+"""Examples a split of ListOps that are generated when they are missing; it takes seconds."""
+
+
+def run_config(
+    task: str, preset: str, attention: str, seed: int, *, pathfinder_limit: int = PATHFINDER_LIMIT, **settings: object
+) -> RunConfig:
+    """A preset's settings for a study; `settings` as `optim_lr=1e-3`."""
+    overrides = [f"{name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
+    if task == "pathfinder":
+        overrides.append(f"task.limit={pathfinder_limit}")
+    return load_preset(task, preset, attention=attention, overrides=overrides, seed=seed)
+
+
+def study_data(config: RunConfig, data_dir: str | Path | None) -> Task:
+    """The data of a run. A limited ListOps is made if it is missing; the rest must be prepared."""
+    chosen = config.task
+    if chosen.name == "listops" and chosen.limit is not None and chosen.limit <= MADE_ON_DEMAND:
+        root = None if data_dir is None else Path(data_dir)
+        prepare("listops", data_dir=root, seed=chosen.data_seed, limit=chosen.limit, max_length=chosen.max_length)
+    return load_data(config, data_dir)
+
+
+def data_fact(task: Task) -> Fact:
+    """Which data it is: the name of the training set's file ends in a hash of what it holds."""
+    return task.manifest.splits[Split.TRAIN].file
+
+
+def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
+    """The batches that a run trains on, without end."""
+    loop = config.loop
+    loader = training_loader(
+        task.train,
+        loop.batch_size,
+        seed=config.seed,
+        group_by_length=loop.group_by_length,
+        pad_to_max=loop.pad_to_max,
+    )
+    yield from loader  # type: ignore[misc]
+
+
+class Trainee:
+    """A model in training as `skyformer train` trains it, but with its steps in the hands of the caller."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.module = ClassifierModule(config, build_model(config))
+        configured: Any = self.module.configure_optimizers()
+        self._optimizer: torch.optim.Optimizer = configured["optimizer"]
+        self._schedule: torch.optim.lr_scheduler.LRScheduler = configured["lr_scheduler"]["scheduler"]
+        self._number = 0
+
+    def step(self, batch: Batch) -> float:
+        """One update of the weights; the loss before it."""
+        self.module.train()
+        loss = self.module.training_step(batch, self._number)
+        loss.backward()
+        if self.config.optim.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.module.parameters(), self.config.optim.clip_value)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+        self._number += 1
+        return float(loss.detach())
