@@ -13,6 +13,7 @@ import torch
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import DataError, InputError
 from skyformer.functional import GAMMA
+from skyformer.landmarks import SAMPLERS
 from skyformer.report.study_files import write_report
 from skyformer.studies import run_study
 from skyformer.studies.approximation import (
@@ -67,7 +68,7 @@ def test_every_method_sampler_gamma_and_solver_is_there(results: Mapping[Cell, R
     methods = {cell.method for cell in results if cell.target == "softmax"}
     assert methods == {"skyformer", "as printed", "svd", *RIVALS}
     varied = {(c.sampler, c.solver, c.gamma) for c in results if c.features == 32 and c.gamma in (1e-4, 1.0)}
-    assert len(varied) == 5 * 2 * 2
+    assert len(varied) == len(SAMPLERS) * 2 * 2
     assert {c.weights for c in results if c.length == 64} == {"initialised"}
     assert all(len(result.errors) == 2 * 2 * 2 for result in results.values())
 

@@ -11,6 +11,8 @@ from skyformer.studies.show import Figure, Mark, Panel, Series
 
 FORMATS = ("png", "svg", "pdf")
 
+Colour = tuple[float, float, float]
+
 
 def draw_figure(figure: Figure, folder: Path) -> list[Path]:
     """Writes the figure in every format, and returns the files."""
@@ -36,18 +38,24 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         _add_legend(canvas, axes.flat)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
+        # The layout is found once; left on, it would be found again for every format, which takes most of the time.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
         for file in files:
             canvas.savefig(file, dpi=150, metadata=_without_date(file.suffix))
         pyplot.close(canvas)
     return files
 
 
-def _colours(panels: Sequence[Panel]) -> Mapping[str, str]:
+def _colours(panels: Sequence[Panel]) -> Mapping[str, Colour]:
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    return {label: f"C{index % 10}" for index, label in enumerate(labels)}
+    from matplotlib import colormaps
+
+    palette = colormaps["tab10" if len(labels) <= 10 else "tab20"].colors
+    return {label: palette[index % len(palette)] for index, label in enumerate(labels)}
 
 
-def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
+def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, Colour]) -> None:
     for series in panel.series:
         _draw_series(axis, series, colours[series.label])
     if panel.x_log:
@@ -68,7 +76,7 @@ def _label_every_x(axis: Any, panel: Panel) -> None:
         axis.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _draw_series(axis: Any, series: Series, colour: str) -> None:
+def _draw_series(axis: Any, series: Series, colour: Colour) -> None:
     missing = float("nan")
     y = [missing if value is None else value for value in series.y]
     style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o"}[series.mark]

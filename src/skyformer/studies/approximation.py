@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import build_attention
-from skyformer.errors import InputError, JitterWarning, SolveError
+from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.kernels import GaussianKernel, half_norms
 from skyformer.landmarks import SAMPLERS
 from skyformer.solve import SOLVERS
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, Heads, HeadSource
+from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, Heads, HeadSource
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -46,6 +46,9 @@ RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
 }
 """What d features mean to each method: d numbers kept of every row of the score matrix, or d keys a query looks at."""
 
+COMPARED_SAMPLERS = ("uniform", "queries", "probe")
+"""The paper's, the one to take for the softmax kernel, and importance sampling."""
+
 AS_PRINTED = "as printed"
 SVD = "svd"
 SKYFORMER = "skyformer"
@@ -53,13 +56,11 @@ SKYFORMER = "skyformer"
 
 @dataclass(frozen=True)
 class Options:
-    model: str = option(
-        PACKAGED_MODEL, help="A BERT-shaped model: a folder, a name on the hub, or the package of that name."
-    )
+    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
         PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
     )
-    weights: tuple[str, ...] = option(("pretrained", "initialised"), help="Whose Q, K, V.")
+    weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q, K, V.")
     lengths: tuple[int, ...] = option((128, 256, 512), small=(128,), help="Tokens, up to the model's limit.")
     long_lengths: tuple[int, ...] = option((1024, 2048, 4096), small=(), help="Tokens, for initialised weights only.")
     features: tuple[int, ...] = option((16, 32, 64, 128, 256), small=(16, 64), help="d, landmarks or features.")
@@ -105,12 +106,7 @@ class Approximation(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        too_long = [n for n in options.lengths if n > self._source.longest and "pretrained" in options.weights]
-        if too_long:
-            raise InputError(
-                f"--lengths must be at most {self._source.longest}, the limit of {self._source.model_name}; "
-                f"got {max(too_long)}. Longer ones go into --long-lengths, for initialised weights"
-            )
+        self._source.check(options.weights, max(options.lengths), "--lengths")
 
     @cached_property
     def _source(self) -> HeadSource:
@@ -133,7 +129,7 @@ class Approximation(Study[Options, Cell, Result]):
         """Figure 1."""
         cells = []
         for d in self.options.features:
-            cells += [self._skyformer("softmax", weights, length, d, sampler) for sampler in ("uniform", "probe")]
+            cells += [self._skyformer("softmax", weights, length, d, sampler) for sampler in COMPARED_SAMPLERS]
             cells += [self._other("softmax", weights, length, d, method) for method in (AS_PRINTED, *RIVALS)]
         return cells
 
@@ -317,7 +313,7 @@ def _by_features(
 
 
 def _in_figure_1(cell: Cell) -> bool:
-    return cell.method != SVD and cell.sampler in ("", "uniform", "probe")
+    return cell.method != SVD and cell.sampler in ("", *COMPARED_SAMPLERS)
 
 
 def _of_samplers(cell: Cell) -> bool:

@@ -50,7 +50,7 @@ class Run:
         here = describe_environment(threads)
         versions = {"python": here.python, "torch": here.torch, **_versions("skyformer", "transformers", "lightning")}
         return Run(
-            command=shlex.join(["skyformer", *sys.argv[1:]]),
+            command=shlex.join(["skyformer", *(without_folders(argument) for argument in sys.argv[1:])]),
             commit=here.commit,
             started=here.started,
             threads=threads,
@@ -86,7 +86,10 @@ class Record(Generic[CellT, ResultT]):
         content = {
             "format": FORMAT,
             "study": self.study,
-            "options": self.options,
+            "options": {
+                name: without_folders(value) if isinstance(value, str) else value
+                for name, value in self.options.items()
+            },
             "facts": self.facts,
             "runs": [asdict(run) for run in self.runs],
             "cells": [
@@ -150,6 +153,15 @@ def write_in_one_step(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def without_folders(argument: str) -> str:
+    """A path outside the working folder by its last name alone, also after `--option=`; anything else as it is. Where
+    somebody keeps their files is no part of a record."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    path = Path(value)
+    outside = path.is_absolute() or ".." in path.parts
+    return option + equals + (path.name if outside else value)
 
 
 def significant(x: float, digits: int = 4) -> float | None:
