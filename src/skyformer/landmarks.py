@@ -217,7 +217,7 @@ class LeverageSampler(Sampler):
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         points = torch.cat([candidates.query, candidates.key], 2)
-        valid = _joint_mask(candidates)
+        valid = joint_mask(candidates)
         length = points.shape[2]
         if length <= self.exact_limit:
             return self._exact_rows(candidates, points, valid, num_landmarks, seed)
@@ -576,7 +576,7 @@ def _nth_valid(mask: Tensor | None, rank: Tensor) -> Tensor:
     return position.clamp(max=max(mask.shape[1] - 1, 0))
 
 
-def _joint_mask(candidates: Candidates) -> Tensor:
+def joint_mask(candidates: Candidates) -> Tensor:
     """Valid rows of [Q; K]: (B, L + S)."""
     sides = ((candidates.query_mask, candidates.query), (candidates.key_mask, candidates.key))
     return torch.cat(

@@ -1,17 +1,23 @@
 """How many landmarks are enough: a number d for a given error, found without any matrix of the sequence's size.
 
-The error is that of the score matrix in Theorem 1, |C - C~| / |C| in the spectral norm. Both norms are estimated on a
-sample of rows and columns of C: row i is drawn with probability p_i and divided by sqrt(m p_i), columns likewise, with
-probabilities half uniform and half in proportion to the `probe` weights, which estimate the squared norms. Such a
-sample has the norm of the whole on average, however few the rows are that make it up.
+The error is that of Theorem 1, |C - C~| / |C| in the spectral norm, for the score matrix C = kappa(Q, K). The theorem
+asks for d = c d_stat landmarks, with the statistical dimension
 
-Theorem 1 itself asks for a number in proportion to the statistical dimension of the completed matrix C-bar,
-`statistical_dimension`. On trained heads that comes close to the number of rows, while far fewer landmarks give a small
-error of C; so the error is measured, for more and more landmarks, rather than bounded.
+    d_stat = tr C-bar (C-bar + lambda I)^-1,        lambda = epsilon |C|,
+
+of the completed matrix C-bar of [Q; K], and leaves the constant c open. What its proof gives for c asks for more
+landmarks than there are rows. So here d_stat is estimated, and c is measured: the error is estimated for d_stat / 128
+landmarks, then for sqrt(2) times as many, and so on, until it is at most epsilon.
+
+Norms are estimated on m rows and m columns of C. Row i is drawn with probability p_i and divided by sqrt(m p_i), so
+that the Gram matrix of the sampled rows is that of all rows on average; columns likewise. Half of p is uniform, half in
+proportion to the `probe` weights, which estimate the squared norms of the rows: a few rows that make up the norm are
+not missed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +35,7 @@ from skyformer.landmarks import (
     ProbeSampler,
     Sampler,
     get_sampler,
+    joint_mask,
     landmark_rows,
     take_rows,
 )
@@ -40,11 +47,10 @@ NUM_SAMPLES = 256
 NUM_DRAWS = 3
 """Draws of the landmarks that must all reach the error."""
 
-_MARGIN = 1.0
-"""The estimate must be below this share of epsilon, for it has a spread of its own."""
+_FIRST_SHARE = 1 / 128
+"""The share of d_stat that the search begins with, far below what any sampler has been seen to need."""
 
-_SMALLEST = 8
-_STEP = 2**0.5
+_FEWEST = 8
 _PROBES = 64
 _POWER_STEPS = 12
 _POWER_WIDTH = 8
@@ -67,84 +73,46 @@ def suggest_landmarks(
     num_draws: int = NUM_DRAWS,
     generator: torch.Generator | None = None,
 ) -> int:
-    """The least d on a grid of ratio sqrt(2) at which Skyformer's score matrix is within `epsilon` of the exact one.
+    """A number d of landmarks with which Skyformer's score matrix C~ is within epsilon of the exact one,
+
+        |C - C~| <= epsilon |C|        (spectral norms).
+
+    Searched upwards from d_stat / 128, in steps of sqrt(2), with both norms estimated from a sample (see the top of
+    this file): the answer is likely right, not certainly. `docs/reproduction.md` tells how often it was.
 
     Args:
         query: (B, H, L, P). key: (B, H, S, P). Of a typical batch, say; every head of every example counts.
-        epsilon: the bound on |C - C~| / |C|, spectral norms, between 0 and 1.
+        epsilon: between 0 and 1.
         landmarks, key_mask, query_mask, gamma, scale, kernel: as for `skyformer_attention`.
-        share: how many of the heads must reach it, as a share of 1. A few heads that resist may ask for as many
-            landmarks as all others together.
-        num_samples: rows, and columns, that the error is estimated on; the cost is O(num_samples (L + S) P) and
-            O(num_draws (num_samples d + d^2) (P + d)) for the largest d tried.
-        num_draws: draws of the landmarks that must all reach it.
+        share: how many of the heads must reach epsilon, 1 for all. A few heads that resist may ask for more landmarks
+            than all others together.
+        num_samples: m, the rows and columns that norms are estimated on. No matrix is larger than (L + S) x 64,
+            2m x 2m, m x d or d x d.
+        num_draws: draws of the landmarks that must all reach epsilon.
         generator: where all draws come from; torch's own by default.
 
     Returns:
         d, at most L + S, where Skyformer is exact.
     """
-    check_share(share)
-    reached = landmarks_by_head(
-        query,
-        key,
-        epsilon,
-        landmarks=landmarks,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        gamma=gamma,
-        scale=scale,
-        kernel=kernel,
-        num_samples=num_samples,
-        num_draws=num_draws,
-        generator=generator,
-        share=share,
-    )
-    if reached.numel() == 0:
-        return 1
-    enough = max(0, -(-round(share * reached.numel() * 1e9) // 10**9) - 1)
-    return int(reached.flatten().sort().values[enough])
-
-
-@torch.no_grad()
-def landmarks_by_head(
-    query: Tensor,
-    key: Tensor,
-    epsilon: float,
-    *,
-    landmarks: str | Sampler | CustomSampler = "stratified",
-    key_mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
-    gamma: float = GAMMA,
-    scale: float | None = None,
-    kernel: str | Kernel = "gaussian",
-    share: float = 1.0,
-    num_samples: int = NUM_SAMPLES,
-    num_draws: int = NUM_DRAWS,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """The same for each head of each example: int64 (B, H). The search ends when `share` of them have reached epsilon;
-    the others get L + S."""
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
-    check_epsilon(epsilon)
+    _check_below_one("epsilon", epsilon)
+    _check_share(share)
     check_positive("gamma", gamma)
     check_at_least("num_samples", num_samples, 1)
     check_at_least("num_draws", num_draws, 1)
-    check_share(share)
-    sampler = get_sampler(landmarks)
-    seed = draw_seed(generator)
+    sampler, seed = get_sampler(landmarks), draw_seed(generator)
     blocks = [SampledBlock.of(candidates, num_samples, seed + draw) for draw in range(num_draws)]
-    rows = query.shape[2] + key.shape[2]
-    found = torch.full(query.shape[:2], rows, dtype=torch.int64, device=query.device)
-    for count in _grid(rows):
-        open_heads = found == rows
-        if open_heads.double().mean() <= 1 - share:
-            break
-        worst = torch.zeros(found.shape, dtype=torch.float64, device=found.device)
+    d_stat = _estimate_dimension(candidates, epsilon * blocks[0].norm, 2 * num_samples, seed)
+    rows, reached = query.shape[2] + key.shape[2], torch.zeros_like(d_stat, dtype=torch.bool)
+    for count in _grid(d_stat, rows):
+        worst = torch.zeros_like(d_stat)
         for draw, block in enumerate(blocks):
             drawn = sampler(candidates, count, torch.Generator().manual_seed(seed + draw))
             worst = torch.maximum(worst, block.error(candidates, drawn, gamma))
-        found = torch.where(open_heads & (worst <= _MARGIN * epsilon), count, found)
-    return found
+        reached |= worst <= epsilon
+        if int(reached.sum()) >= math.ceil(share * reached.numel() - 1e-9):
+            return count
+    return max(rows, 1)
 
 
 @torch.no_grad()
@@ -167,24 +135,16 @@ def statistical_dimension(
     too large if anything. Exact, but for |C|, when there are no more rows than `num_samples`.
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
-    check_epsilon(epsilon)
+    _check_below_one("epsilon", epsilon)
     check_at_least("num_samples", num_samples, 2)
     seed = draw_seed(generator)
     ridge = epsilon * SampledBlock.of(candidates, num_samples, seed).norm
-    points = torch.cat([candidates.query, candidates.key], 2)
-    ranks, total = _shuffled(candidates, seed, num_samples)
-    whole = _dimension_of(candidates, points, ranks, total.clamp(max=num_samples), ridge)
-    half_size = total.clamp(max=num_samples // 2)
-    half = _dimension_of(candidates, points, ranks, half_size, ridge)
-    taken = total.clamp(max=num_samples).double()
-    power = (whole / half.clamp(min=1e-12)).log() / (taken / half_size.clamp(min=1)).log().clamp(min=1e-12)
-    grown = whole * (total / taken.clamp(min=1)) ** power.clamp(0, 1)
-    return torch.minimum(torch.where(total > taken, grown, whole), total.double())
+    return _estimate_dimension(candidates, ridge, num_samples, seed)
 
 
 @dataclass(frozen=True)
 class SampledBlock:
-    """Rows (B, H, m, P) of Q and of K with their weights (B, H, m), and the norm (B, H) of C on them."""
+    """Rows (B, H, m, P) of Q and of K with their weights (B, H, m); C between them, weighted; its norm (B, H)."""
 
     query: Tensor
     key: Tensor
@@ -195,14 +155,9 @@ class SampledBlock:
 
     @staticmethod
     def of(candidates: Candidates, num_samples: int, seed: int) -> SampledBlock:
-        weights = ProbeSampler(_PROBES).weights(candidates, seed)
-        sides = (
-            (candidates.query, weights[0], candidates.query_mask),
-            (candidates.key, weights[1], candidates.key_mask),
-        )
-        (query, query_weight), (key, key_weight) = (
-            _sample(x, weight, mask, num_samples, seed, 10 + stream) for stream, (x, weight, mask) in enumerate(sides)
-        )
+        of_query, of_key = ProbeSampler(_PROBES).weights(candidates, seed)
+        query, query_weight = _sample(candidates.query, of_query, candidates.query_mask, num_samples, seed, 10)
+        key, key_weight = _sample(candidates.key, of_key, candidates.key_mask, num_samples, seed, 11)
         scores = candidates.kernel.matrix(query, key, candidates.scale)
         scores = scores * query_weight.unsqueeze(-1) * key_weight.unsqueeze(-2)
         return SampledBlock(query, key, query_weight, key_weight, scores, largest_singular_value(scores))
@@ -210,11 +165,10 @@ class SampledBlock:
     def error(self, candidates: Candidates, drawn: Tensor | Landmarks, gamma: float) -> Tensor:
         """|C - C~| / |C| on the sample, for landmarks that a sampler drew: (B, H); 0 where C is."""
         chosen = _as_points(candidates, drawn)
-        identity = torch.diag_embed(self.key_weight)
         approximation = skyformer_attention(
             self.query,
             self.key,
-            identity,
+            torch.diag_embed(self.key_weight),
             landmarks=lambda *_: chosen,
             gamma=gamma,
             scale=candidates.scale,
@@ -222,6 +176,16 @@ class SampledBlock:
         )
         rest = largest_singular_value(self.scores - approximation * self.query_weight.unsqueeze(-1))
         return torch.where(self.norm > 0, rest / self.norm, 0.0)
+
+
+def largest_singular_value(matrix: Tensor) -> Tensor:
+    """Of each matrix (..., m, k), by a block power iteration from a fixed start: (...)."""
+    width = min(_POWER_WIDTH, *matrix.shape[-2:])
+    start = uniform_noise(0, 0, matrix.shape[-1] * width, matrix.device).to(matrix.dtype) - 0.5
+    vectors = start.view(-1, width).expand(*matrix.shape[:-2], -1, -1)
+    for _ in range(_POWER_STEPS):
+        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
+    return torch.linalg.matrix_norm(matrix @ vectors, 2)
 
 
 def _candidates(
@@ -248,24 +212,25 @@ def _candidates(
     return Candidates(query.double(), key.double(), query_mask, key_mask, chosen, used)
 
 
-def check_epsilon(epsilon: float) -> None:
-    check_positive("epsilon", epsilon)
-    if epsilon >= 1:
-        raise InputError(f"epsilon must be below 1, for no landmark at all has the error 1; got {epsilon!r}")
+def _check_below_one(name: str, value: float) -> None:
+    check_positive(name, value)
+    if value >= 1:
+        raise InputError(f"{name} must be below 1, for no landmark at all has the error 1; got {value!r}")
 
 
-def check_share(share: float) -> None:
+def _check_share(share: float) -> None:
     check_positive("share", share)
     if share > 1:
         raise InputError(f"share must be at most 1, all heads; got {share!r}")
 
 
-def _grid(rows: int) -> Iterator[int]:
-    """8, 12, 16, 22, 32, ... below `rows`: even numbers, for half the landmarks come from each side."""
-    count = float(_SMALLEST)
+def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:
+    """From a small share of the largest d_stat, in steps of sqrt(2), below `rows`. Even numbers, for half the landmarks
+    come from each side."""
+    count = max(float(_FEWEST), _FIRST_SHARE * float(d_stat.max())) if d_stat.numel() else math.inf
     while round(count / 2) * 2 < rows:
         yield round(count / 2) * 2
-        count *= _STEP
+        count *= math.sqrt(2)
 
 
 def _sample(
@@ -295,32 +260,30 @@ def _as_points(candidates: Candidates, drawn: Tensor | Landmarks) -> Landmarks:
     return Landmarks(landmark_rows(candidates.query, candidates.key, rows)[2], rows >= 0)
 
 
-def largest_singular_value(matrix: Tensor) -> Tensor:
-    """Of each matrix (..., m, k), by a block power iteration from a fixed start: (...)."""
-    width = min(_POWER_WIDTH, *matrix.shape[-2:])
-    start = uniform_noise(0, 0, matrix.shape[-1] * width, matrix.device).to(matrix.dtype) - 0.5
-    vectors = start.view(-1, width).expand(*matrix.shape[:-2], -1, -1)
-    for _ in range(_POWER_STEPS):
-        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
-    return torch.linalg.matrix_norm(matrix @ vectors, 2)
+def _estimate_dimension(candidates: Candidates, ridge: Tensor, num_samples: int, seed: int) -> Tensor:
+    """d_stat for lambda (B, H), as `statistical_dimension` describes it."""
+    order, total = _shuffled(candidates, seed)
+    few, many = num_samples // 2, num_samples
+    whole = _dimension_of_rows(candidates, order[:, :many], total, ridge)
+    half = _dimension_of_rows(candidates, order[:, :few], total, ridge)
+    power = torch.log(whole / half.clamp(min=1e-12)) / math.log(many / few)
+    grown = whole * (total / many) ** power.clamp(0, 1)
+    return torch.minimum(torch.where(total > many, grown, whole), total.double())
 
 
-def _shuffled(candidates: Candidates, seed: int, count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` valid rows of [Q; K] in random order (B, count), and how many are valid (B, 1)."""
-    queries, keys = candidates.query.shape[2], candidates.key.shape[2]
-    noise = uniform_noise(seed, 20, queries + keys, candidates.device).expand(candidates.query.shape[0], -1)
-    masks = ((candidates.query_mask, queries), (candidates.key_mask, keys))
-    hidden = torch.cat(
-        [torch.zeros_like(noise[:, :size], dtype=torch.bool) if mask is None else ~mask for mask, size in masks], -1
-    )
-    order = noise.masked_fill(hidden, 2.0).argsort(-1)
-    return order[:, :count], (~hidden).sum(-1, keepdim=True)
+def _shuffled(candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows of [Q; K] (B, L + S) in random order, valid ones first, and how many are valid (B, 1)."""
+    valid = joint_mask(candidates)
+    # By rank among the valid rows: padding must not change which are drawn.
+    rank = (valid.cumsum(-1) - 1).clamp(min=0)
+    noise = uniform_noise(seed, 20, valid.shape[1], candidates.device)[rank]
+    return noise.masked_fill(~valid, 2.0).argsort(-1), valid.sum(-1, keepdim=True)
 
 
-def _dimension_of(candidates: Candidates, points: Tensor, rows: Tensor, size: Tensor, ridge: Tensor) -> Tensor:
-    """tr G (G + lambda I)^-1 for the kernel matrix G of the first `size` (B, 1) of `rows` (B, m): (B, H)."""
-    inside = torch.arange(rows.shape[1], device=rows.device) < size
-    chosen = take_rows(points, rows.unsqueeze(1))
+def _dimension_of_rows(candidates: Candidates, rows: Tensor, valid: Tensor, ridge: Tensor) -> Tensor:
+    """tr G (G + lambda I)^-1 for the kernel matrix G of those of `rows` (B, m) that are `valid` (B, 1) in all."""
+    inside = torch.arange(rows.shape[1], device=rows.device) < valid
+    chosen = take_rows(torch.cat([candidates.query, candidates.key], 2), rows.unsqueeze(1))
     gram = candidates.kernel.matrix(chosen, chosen, candidates.scale)
     gram = gram.masked_fill(~(inside[:, None, :, None] & inside[:, None, None, :]), 0)
     values = torch.linalg.eigvalsh(gram).clamp(min=0)

@@ -11,7 +11,7 @@ from skyformer.studies.show import Figure, Mark, Panel, Series
 
 FORMATS = ("png", "svg", "pdf")
 
-Colour = tuple[float, float, float]
+Colour = tuple[float, float, float, float]
 
 
 def draw_figure(figure: Figure, folder: Path) -> list[Path]:
@@ -51,8 +51,8 @@ def _colours(panels: Sequence[Panel]) -> Mapping[str, Colour]:
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
     from matplotlib import colormaps
 
-    palette = colormaps["tab10" if len(labels) <= 10 else "tab20"].colors
-    return {label: palette[index % len(palette)] for index, label in enumerate(labels)}
+    palette = colormaps["tab10" if len(labels) <= 10 else "tab20"]
+    return {label: palette(index % palette.N) for index, label in enumerate(labels)}
 
 
 def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, Colour]) -> None:

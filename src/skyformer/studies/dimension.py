@@ -1,69 +1,63 @@
-"""Theorem 1 on real queries and keys: statistical dimension, leverage scores, the bound, and how often it holds.
+"""Theorem 1 on real queries and keys: how large d_stat is, what the bound asks for, how often the guarantee holds, and
+whether `suggest_landmarks` keeps its word. The theorem's quantities are in `theorem.py`.
 
-With C-bar the completed kernel matrix of [Q; K] (N = 2n rows), C its block between queries and keys and
-lambda = epsilon |C|:
-
-    l_i    = [C-bar (C-bar + lambda I)^-1]_ii          leverage scores
-    d_stat = sum_i l_i                                 statistical dimension
-    beta   = min_i d_stat / (N l_i)                    1 when all rows matter alike
-    d     >= 28/3 s / beta log(2 N / delta)            the bound, with s = d_stat (1 + lambda / |C-bar|) the stable rank
-
-(The bound is the appendix's lemma with the theorem's matrix in it: it gives the constant that the theorem leaves open.)
-
-Three kinds of cells: "dimension" computes these, "draws" counts how often the guarantee holds over many draws of
-landmarks, and "suggestion" asks `suggest_landmarks` for d and compares with the true error on draws it has not seen.
+Three kinds of cells:
+- "dimension": d_stat, beta and the bound's d of each head, and the estimate of d_stat that needs no whole matrix.
+- "draws": the errors of many draws of the landmarks, and whether the Loewner order holds.
+- "suggestion": the d that `suggest_landmarks` gives for each head, and the true error of that many landmarks in draws
+  of their own, on the passage it saw and on one that it did not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError
-from skyformer.functional import GAMMA
+from skyformer.errors import UnknownNameError
+from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.kernels import GaussianKernel
-from skyformer.landmarks import SAMPLERS, Candidates, take_rows
+from skyformer.landmarks import SAMPLERS, Candidates
+from skyformer.studies import theorem
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, HeadSource
+from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, HeadSource
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
-from skyformer.suggestion import landmarks_by_head, statistical_dimension
+from skyformer.suggestion import statistical_dimension, suggest_landmarks
 
 DIMENSION, DRAWS, SUGGESTION = "dimension", "draws", "suggestion"
 
-_JITTER = 1e-10
-"""Stands in for the pseudo-inverse of the paper: with any ridge the approximation only gets smaller, so the order
-C~ <= C-bar is kept."""
+_ROW_SAMPLERS = [name for name in SAMPLERS if name != "segment_means"]
+"""The theorem is about rows; segment means are points of their own."""
 
 _ROUNDING = 1e-9
 """An eigenvalue this far below zero, relative to the largest of C-bar, is taken for rounding."""
 
-_FRESH_DRAWS = 5
+_FRESH_DRAWS = 3
 _FIRST_FRESH_SEED = 1_000_000
+
+Numbers = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class Options:
-    model: str = option(
-        PACKAGED_MODEL, help="A BERT-shaped model: a folder, a name on the hub, or the package of that name."
-    )
+    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
         PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
     )
-    weights: tuple[str, ...] = option(("pretrained", "initialised"), help="Whose Q, K, V.")
+    weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q and K.")
     lengths: tuple[int, ...] = option(
         (64, 128, 256, 512), small=(32, 64, 128), help="Tokens n, up to the model's limit."
     )
     long_lengths: tuple[int, ...] = option((1024, 2048), small=(), help="Tokens, for initialised weights only.")
     epsilons: tuple[float, ...] = option((0.5, 0.2, 0.1, 0.05, 0.01), small=(0.5, 0.1), help="Errors of C allowed.")
     delta: float = option(0.1, help="The probability with which the guarantee may fail.")
-    heads: int = option(24, small=6, help="Heads measured, spread over all layers; fewer beyond 512 tokens.")
+    heads: int = option(12, small=8, help="Heads measured, spread over all layers; fewer beyond 512 tokens.")
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages for d_stat.")
     draw_length: int = option(128, small=64, help="Tokens where landmarks are drawn many times.")
     draws: int = option(100, small=20, help="Draws of the landmarks.")
@@ -72,7 +66,9 @@ class Options:
     targets: tuple[float, ...] = option(
         (0.3, 0.1), small=(0.3,), help="Errors that a number of landmarks is asked for."
     )
-    held_out: tuple[int, ...] = option((5, 6, 7), small=(5,), help="Passages for suggested numbers of landmarks.")
+    held_out: tuple[int, ...] = option(
+        (5, 6), small=(5,), help="Passages for suggested numbers of landmarks; each is also tried on the next."
+    )
 
 
 @dataclass(frozen=True)
@@ -93,19 +89,20 @@ class Cell:
 class Result:
     """A number a head, heads evenly spread over the layers; over draws, draw by draw and head by head."""
 
-    d_stat: tuple[float | None, ...] = ()
-    d_stat_estimate: tuple[float | None, ...] = ()
-    beta: tuple[float | None, ...] = ()
-    largest_leverage: tuple[float | None, ...] = ()
-    bound: tuple[float | None, ...] = ()
-    norm_share: tuple[float | None, ...] = ()
+    d_stat: Numbers = ()
+    d_stat_estimate: Numbers = ()
+    beta: Numbers = ()
+    bound: Numbers = ()
+    norm_share: Numbers = ()
     """|C| / |C-bar|."""
     order_kept: int = 0
-    """Draws and heads for which C-bar - C~ had no eigenvalue below zero, up to rounding."""
-    completed_error: tuple[float | None, ...] = ()
+    """Draws and heads for which C-bar - C~-bar had no eigenvalue below zero, up to rounding."""
+    completed_error: Numbers = ()
     """|C-bar - C~-bar| / |C|: the guarantee holds where it is at most epsilon."""
-    score_error: tuple[float | None, ...] = ()
+    score_error: Numbers = ()
     """|C - C~| / |C|."""
+    unseen_error: Numbers = ()
+    """The same on the next passage."""
     suggested: tuple[int, ...] = ()
 
 
@@ -117,12 +114,11 @@ class Dimension(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        tokens = [*options.lengths, options.draw_length]
-        if "pretrained" in options.weights and max(tokens) > self._source.longest:
-            raise InputError(
-                f"--lengths and --draw-length must be at most {self._source.longest}, the limit of "
-                f"{self._source.model_name}; got {max(tokens)}. Longer ones go into --long-lengths"
-            )
+        for sampler in options.samplers:
+            if sampler not in _ROW_SAMPLERS:
+                raise UnknownNameError("sampler of rows", sampler, _ROW_SAMPLERS)
+        longest = max(*options.lengths, options.draw_length)
+        self._source.check(options.weights, longest, "--lengths and --draw-length")
 
     @cached_property
     def _source(self) -> HeadSource:
@@ -168,7 +164,7 @@ class Dimension(Study[Options, Cell, Result]):
 
     def _heads_at(self, n: int) -> int:
         """The work grows with the third power of n."""
-        return self.options.heads if n <= 512 else max(1, self.options.heads // (2 if n <= 1024 else 8))
+        return self.options.heads if n <= 512 else max(1, self.options.heads // (2 if n <= 1024 else 6))
 
     @torch.no_grad()
     def measure(self, cell: Cell) -> Result:
@@ -178,99 +174,99 @@ class Dimension(Study[Options, Cell, Result]):
     def _measure_dimension(self, cell: Cell) -> Result:
         assert cell.epsilon is not None
         assert cell.delta is not None
-        completed = self._completed(cell)
-        ridge = cell.epsilon * completed.score_norm
-        scores = completed.leverage(ridge)
-        d_stat = scores.sum(-1)
-        rows = scores.shape[-1]
-        beta = d_stat / (rows * scores.amax(-1))
-        stable_rank = d_stat * (1 + ridge / completed.norm)
-        bound = 28 / 3 * stable_rank / beta * math.log(2 * rows / cell.delta)
-        query, key = self._points(cell)
+        completion = self._completion(cell.weights, cell.length, cell.heads, cell.seed)
+        scores = completion.leverage_scores(cell.epsilon)
         generator = torch.Generator().manual_seed(cell.seed)
-        estimate = statistical_dimension(query, key, cell.epsilon, generator=generator)[0]
+        query, key = completion.query[None], completion.key[None]
+        estimate = statistical_dimension(query, key, cell.epsilon, generator=generator)
         return Result(
-            d_stat=_numbers(d_stat),
-            d_stat_estimate=_numbers(estimate),
-            beta=_numbers(beta),
-            largest_leverage=_numbers(scores.amax(-1)),
-            bound=_numbers(bound),
-            norm_share=_numbers(completed.score_norm / completed.norm),
+            d_stat=_numbers(theorem.statistical_dimension(scores)),
+            d_stat_estimate=_numbers(estimate[0]),
+            beta=_numbers(theorem.beta(scores)),
+            bound=_numbers(completion.landmarks_of_theorem_1(cell.epsilon, cell.delta)),
+            norm_share=_numbers(completion.score_norm / completion.norm),
         )
 
     def _measure_draws(self, cell: Cell) -> Result:
-        assert cell.count is not None
         assert cell.draws is not None
-        completed, candidates = self._completed(cell), self._candidates(cell)
+        completion = self._completion(cell.weights, cell.length, cell.heads, cell.seed)
         order_kept = 0
-        completed_errors: list[float | None] = []
-        score_errors: list[float | None] = []
+        completed_error: Numbers = ()
+        score_error: Numbers = ()
         for draw in range(cell.draws):
-            rows = SAMPLERS[cell.sampler](candidates, cell.count, torch.Generator().manual_seed(draw))
-            assert isinstance(rows, Tensor)
-            rest = completed.gram - nystrom(completed.gram, rows)
-            eigenvalues = torch.linalg.eigvalsh(rest)
-            order_kept += int((eigenvalues[:, 0] >= -_ROUNDING * completed.norm).sum())
-            completed_errors += _numbers(eigenvalues[:, -1].clamp(min=0) / completed.score_norm)
-            between = rest[:, : cell.length, cell.length :]
-            score_errors += _numbers(_spectral_norm(between) / completed.score_norm)
-        return Result(order_kept=order_kept, completed_error=tuple(completed_errors), score_error=tuple(score_errors))
+            approximation = theorem.nystrom(completion.matrix, self._rows(cell, draw))
+            least, largest = theorem.loewner_gaps(completion.matrix, approximation)
+            order_kept += int((least >= -_ROUNDING * completion.norm).sum())
+            completed_error += _numbers(largest.clamp(min=0) / completion.score_norm)
+            rest = completion.scores(completion.matrix - approximation)
+            score_error += _numbers(theorem.spectral_norm(rest) / completion.score_norm)
+        return Result(order_kept=order_kept, completed_error=completed_error, score_error=score_error)
+
+    def _rows(self, cell: Cell, draw: int) -> Tensor:
+        assert cell.count is not None
+        query, key = self._points(cell.weights, cell.length, cell.heads, cell.seed)
+        candidates = Candidates(query, key, None, None, GaussianKernel(), query.shape[-1] ** -0.5)
+        rows = SAMPLERS[cell.sampler](candidates, cell.count, torch.Generator().manual_seed(draw))
+        assert isinstance(rows, Tensor)
+        return rows
 
     def _measure_suggestion(self, cell: Cell) -> Result:
         assert cell.epsilon is not None
-        query, key = self._points(cell)
+        query, key = self._points(cell.weights, cell.length, cell.heads, cell.seed)
+        suggested = [
+            suggest_landmarks(
+                query[:, [head]],
+                key[:, [head]],
+                cell.epsilon,
+                landmarks=cell.sampler,
+                generator=torch.Generator().manual_seed(cell.seed),
+            )
+            for head in range(query.shape[1])
+        ]
         generator = torch.Generator().manual_seed(cell.seed)
-        suggested = landmarks_by_head(query, key, cell.epsilon, landmarks=cell.sampler, generator=generator)[0]
-        estimate = statistical_dimension(query, key, cell.epsilon, generator=generator)[0]
+        estimate = statistical_dimension(query, key, cell.epsilon, generator=generator)
         return Result(
-            d_stat_estimate=_numbers(estimate),
-            suggested=tuple(int(d) for d in suggested),
-            score_error=tuple(error for draw in range(_FRESH_DRAWS) for error in self._fresh(cell, suggested, draw)),
+            d_stat_estimate=_numbers(estimate[0]),
+            suggested=tuple(suggested),
+            score_error=self._true_errors(cell, suggested, cell.seed),
+            unseen_error=self._true_errors(cell, suggested, cell.seed + 1),
         )
 
-    def _fresh(self, cell: Cell, suggested: Tensor, draw: int) -> tuple[float | None, ...]:
-        """The true error of each head with as many landmarks as were suggested for it, in a draw of its own."""
-        query, key = (x[0] for x in self._points(cell))
-        scale = query.shape[-1] ** -0.5
-        errors = torch.zeros(len(suggested), dtype=torch.float64)
-        for d in suggested.unique().tolist():
-            of_d = (suggested == d).nonzero()[:, 0]
-            # With every row a landmark Skyformer is exact.
-            if d < 2 * cell.length:
-                seed = torch.Generator().manual_seed(_FIRST_FRESH_SEED + draw)
-                some = Candidates(query[of_d][None], key[of_d][None], None, None, GaussianKernel(), scale)
-                errors[of_d] = _true_errors(some, cell.sampler, d, seed)
-        return _numbers(errors)
+    def _true_errors(self, cell: Cell, suggested: Sequence[int], passage: int) -> Numbers:
+        """|C - C~| / |C| of each head over a passage with the landmarks suggested for it, in draws of their own."""
+        query, key = self._points(cell.weights, cell.length, cell.heads, passage)
+        identity = torch.eye(cell.length, dtype=torch.float64)[None, None]
+        errors = torch.zeros(_FRESH_DRAWS, len(suggested), dtype=torch.float64)
+        for head, d in enumerate(suggested):
+            one = query[:, [head]], key[:, [head]], identity
+            exact = kernelized_attention(*one)
+            norm = theorem.spectral_norm(exact)
+            for draw in range(_FRESH_DRAWS):
+                generator = torch.Generator().manual_seed(_FIRST_FRESH_SEED + draw)
+                found = skyformer_attention(*one, num_landmarks=d, landmarks=cell.sampler, generator=generator)
+                errors[draw, head] = (theorem.spectral_norm(exact - found) / norm).squeeze()
+        return _numbers(errors.flatten())
 
-    def _points(self, cell: Cell) -> tuple[Tensor, Tensor]:
+    def _points(self, weights: str, length: int, heads: int, seed: int) -> tuple[Tensor, Tensor]:
         """Q and K (1, heads, n, P) in float64."""
-        heads = self._source.at(cell.weights, cell.length, cell.seed).flat()
-        total = heads.query.shape[1]
-        chosen = torch.linspace(0, total - 1, min(cell.heads, total)).round().long()
-        return heads.query[:, chosen].double(), heads.key[:, chosen].double()
-
-    def _candidates(self, cell: Cell) -> Candidates:
-        query, key = self._points(cell)
-        return Candidates(query, key, None, None, GaussianKernel(), query.shape[-1] ** -0.5)
-
-    def _completed(self, cell: Cell) -> Completed:
-        return self._completed_at(cell.weights, cell.length, cell.heads, cell.seed)
+        found = self._source.at(weights, length, seed).flat()
+        total = found.query.shape[1]
+        chosen = torch.linspace(0, total - 1, min(heads, total)).round().long()
+        return found.query[:, chosen].double(), found.key[:, chosen].double()
 
     @lru_cache(maxsize=1)  # noqa: B019  the study lives as long as the process
-    def _completed_at(self, weights: str, length: int, heads: int, seed: int) -> Completed:
-        query, key = (x[0] for x in self._points(Cell(DIMENSION, weights, length, heads, seed)))
-        points = torch.cat([query, key], 1)
-        gram = GaussianKernel().matrix(points, points, query.shape[-1] ** -0.5)
-        return Completed(gram, _spectral_norm(gram[:, :length, length:]))
+    def _completion(self, weights: str, length: int, heads: int, seed: int) -> theorem.Completion:
+        query, key = self._points(weights, length, heads, seed)
+        return theorem.Completion(query[0], key[0])
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
         found = [
             *_growth_tables(results),
-            *_bound_tables(results),
+            _bound_table(results),
             *_guarantee_tables(results),
-            *_suggestion_tables(results),
-            *_estimate_tables(results),
+            _suggestion_table(results),
+            _estimate_table(results),
         ]
         return [table for table in found if table.rows]
 
@@ -280,65 +276,16 @@ class Dimension(Study[Options, Cell, Result]):
         return [figure for figure in drawn if figure.panels]
 
 
-class Completed:
-    """C-bar of each head (H, N, N), with its spectrum and |C| (H,)."""
-
-    def __init__(self, gram: Tensor, score_norm: Tensor) -> None:
-        self.gram, self.score_norm = gram, score_norm
-
-    @cached_property
-    def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (H, N), and the squared entries of the eigenvectors (H, N, N)."""
-        pairs = [torch.linalg.eigh(gram) for gram in self.gram]
-        values = torch.stack([values for values, _ in pairs]).clamp(min=0)
-        return values, torch.stack([vectors.square() for _, vectors in pairs])
-
-    @property
-    def norm(self) -> Tensor:
-        return self._spectrum[0][:, -1]
-
-    def leverage(self, ridge: Tensor) -> Tensor:
-        """diag(C-bar (C-bar + lambda I)^-1) for lambda (H,): (H, N)."""
-        values, squares = self._spectrum
-        return (squares @ (values / (values + ridge[:, None])).unsqueeze(-1)).squeeze(-1)
-
-
-def nystrom(gram: Tensor, rows: Tensor) -> Tensor:
-    """C~-bar = C-bar S (S^T C-bar S)^-1 S^T C-bar for gram (H, N, N) and rows (1, d) or (1, H, d)."""
-    # Rows that all heads share may repeat, which adds nothing but a singular matrix.
-    rows = rows[0].unique()[None] if rows.dim() == 2 else rows[0]
-    rows = rows.expand(gram.shape[0], -1)
-    columns = gram.gather(2, rows[:, None].expand(-1, gram.shape[1], -1))
-    middle = columns.gather(1, rows[:, :, None].expand(-1, -1, rows.shape[1]))
-    middle = middle + _JITTER * torch.eye(rows.shape[1], dtype=gram.dtype)
-    half = torch.linalg.solve_triangular(torch.linalg.cholesky(middle), columns.mT, upper=False)
-    return half.mT @ half
-
-
-def _true_errors(candidates: Candidates, sampler: str, d: int, generator: torch.Generator) -> Tensor:
-    """|C - C~| / |C| of each head, with the whole matrices and Skyformer's own regularisation."""
-    query, key, kernel, scale = candidates.query, candidates.key, candidates.kernel, candidates.scale
-    rows = SAMPLERS[sampler](candidates, d, generator)
-    assert isinstance(rows, Tensor)
-    rows = rows if rows.dim() == 3 else rows.unsqueeze(1)
-    landmarks = take_rows(torch.cat([query, key], 2), rows)
-    middle = kernel.matrix(landmarks, landmarks, scale) + GAMMA * torch.eye(d, dtype=query.dtype)
-    exact = kernel.matrix(query, key, scale)
-    solved = torch.linalg.solve(middle, kernel.matrix(landmarks, key, scale))
-    rest = exact - kernel.matrix(query, landmarks, scale) @ solved
-    return (_spectral_norm(rest) / _spectral_norm(exact))[0]
-
-
-def _spectral_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].clamp(min=0).sqrt()
-
-
-def _numbers(values: Tensor) -> tuple[float | None, ...]:
+def _numbers(values: Tensor) -> Numbers:
     return tuple(significant(float(value)) for value in values)
 
 
 def _present(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
+
+
+def _median(values: Sequence[float]) -> str:
+    return number(quantile(values, 0.5))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -355,12 +302,17 @@ def _share(errors: Sequence[float | None], epsilon: float) -> float:
     return sum(error is not None and error <= epsilon for error in errors) / len(errors)
 
 
+def _all_weights(results: Mapping[Cell, Result]) -> list[str]:
+    return list(dict.fromkeys(cell.weights for cell in results))
+
+
 def _of_kind(results: Mapping[Cell, Result], kind: str, weights: str) -> dict[Cell, Result]:
     return {cell: result for cell, result in results.items() if (cell.kind, cell.weights) == (kind, weights)}
 
 
-def _all_weights(results: Mapping[Cell, Result]) -> list[str]:
-    return list(dict.fromkeys(cell.weights for cell in results))
+def _epsilons(results: Mapping[Cell, Result]) -> list[float]:
+    found = {cell.epsilon for cell in results if cell.kind == DIMENSION and cell.epsilon is not None}
+    return sorted(found, reverse=True)
 
 
 def _d_stat_by(results: Mapping[Cell, Result], weights: str) -> dict[float, dict[int, list[float]]]:
@@ -382,9 +334,11 @@ def _growth_tables(results: Mapping[Cell, Result]) -> list[Table]:
             for epsilon, by_length in by_epsilon.items()
         ]
         header = ["epsilon", *(f"n = {n:,}" for n in lengths), "grows as n to the"]
-        title = f"d_stat, {weights} weights"
-        note = "Median [quartiles] over heads and passages; C-bar has 2n rows, so d_stat is below 2n."
-        tables.append(Table(title, header, rows, note))
+        note = (
+            "Median [quartiles] over heads and passages; C-bar has 2n rows, so d_stat is below 2n. Last column: from "
+            "the last length but one to the last."
+        )
+        tables.append(Table(f"d_stat, {weights} weights", header, rows, note))
     return tables
 
 
@@ -397,71 +351,57 @@ def _power(by_length: Mapping[int, Sequence[float]]) -> str:
     return f"{math.log(ratio) / math.log(long / short):.2f}"
 
 
-def _bound_tables(results: Mapping[Cell, Result]) -> list[Table]:
+def _bound_table(results: Mapping[Cell, Result]) -> Table:
+    """At the longest length that all heads and passages were measured at."""
     rows = []
     for weights in _all_weights(results):
         of_kind = _of_kind(results, DIMENSION, weights)
-        if not of_kind:
-            continue
-        n = max(cell.length for cell in of_kind)
+        most = max((cell.heads for cell in of_kind), default=0)
+        n = max((cell.length for cell in of_kind if cell.heads == most), default=0)
         for epsilon in dict.fromkeys(cell.epsilon for cell in of_kind):
             here = [result for cell, result in of_kind.items() if (cell.length, cell.epsilon) == (n, epsilon)]
-            columns = [_present([value for result in here for value in values(result)]) for values in _BOUND_COLUMNS]
-            useful = sum(bound < 2 * n for bound in columns[-1]) / len(columns[-1])
-            rows.append(
-                [weights, f"{n:,}", number(epsilon), *(number(quantile(c, 0.5)) for c in columns), _percent(useful)]
-            )
-    header = ["weights", "n", "epsilon", "|C| / |C-bar|", "d_stat", "largest l", "beta", "bound on d", "heads below 2n"]
-    note = "Medians over heads and passages. Last column: heads whose bound asks for fewer rows than there are."
-    return [Table("The bound of Theorem 1", header, rows, note)]
+            bounds = _present([bound for result in here for bound in result.bound])
+            medians = [_median(_present([x for result in here for x in of(result)])) for of in _BOUND_COLUMNS]
+            rows.append([weights, f"{n:,}", number(epsilon), *medians, number(min(bounds)), _median(bounds)])
+    header = ["weights", "n", "epsilon", "|C| / |C-bar|", "d_stat", "beta", "least bound on d", "bound on d"]
+    note = "Medians over heads and passages, and the least bound of all. [Q; K] has 2n rows."
+    return Table("The bound of Theorem 1", header, rows, note)
 
 
-_BOUND_COLUMNS = (
+_BOUND_COLUMNS: tuple[Callable[[Result], Numbers], ...] = (
     lambda result: result.norm_share,
     lambda result: result.d_stat,
-    lambda result: result.largest_leverage,
     lambda result: result.beta,
-    lambda result: result.bound,
 )
-
-
-def _epsilons(results: Mapping[Cell, Result]) -> list[float]:
-    found = {cell.epsilon for cell in results if cell.kind == DIMENSION and cell.epsilon is not None}
-    return sorted(found, reverse=True)
 
 
 def _guarantee_tables(results: Mapping[Cell, Result]) -> list[Table]:
     epsilons = _epsilons(results)
+    names = [f"{epsilon:g}" for epsilon in epsilons]
+    groups = [("", 2), ("", 1), *((f"{name}, epsilon", len(names)) for name in _GUARANTEES)]
+    note = "Shares of draws and heads. The theorem promises all three for uniform landmarks at its bound on d."
     tables = []
     for weights in _all_weights(results):
         of_kind = _of_kind(results, DRAWS, weights)
         rows = [
             [
                 cell.sampler,
-                str(cell.count),
+                f"{cell.count:,}",
                 _percent(result.order_kept / len(result.completed_error)),
-                *(_percent(_share(result.completed_error, epsilon)) for epsilon in epsilons),
-                *(_percent(_share(result.score_error, epsilon)) for epsilon in epsilons),
+                *(_percent(_share(errors(result), e)) for errors in _GUARANTEES.values() for e in epsilons),
             ]
             for cell, result in of_kind.items()
         ]
         n = max((cell.length for cell in of_kind), default=0)
-        names = [f"{epsilon:g}" for epsilon in epsilons]
-        tables.append(
-            Table(
-                f"How often the guarantee holds, {weights} weights, n = {n}",
-                ["landmarks", "d", "C~ <= C-bar", *names, *names],
-                rows,
-                "Shares of draws and heads. The theorem promises both for uniform landmarks at its bound on d.",
-                [
-                    ("", 2),
-                    ("", 1),
-                    ("C-bar <= C~ + lambda I, epsilon", len(names)),
-                    ("|C - C~| <= epsilon |C|, epsilon", len(names)),
-                ],
-            )
-        )
+        title = f"How often the guarantee holds, {weights} weights, n = {n}"
+        tables.append(Table(title, ["landmarks", "d", "C~ <= C-bar", *names, *names], rows, note, groups))
     return tables
+
+
+_GUARANTEES: dict[str, Callable[[Result], Numbers]] = {
+    "C-bar <= C~ + lambda I": lambda result: result.completed_error,
+    "|C - C~| <= epsilon |C|": lambda result: result.score_error,
+}
 
 
 def _suggested(results: Mapping[Cell, Result]) -> dict[tuple[str, float, str, int], list[Result]]:
@@ -474,43 +414,44 @@ def _suggested(results: Mapping[Cell, Result]) -> dict[tuple[str, float, str, in
     return found
 
 
-def _suggestion_tables(results: Mapping[Cell, Result]) -> list[Table]:
+def _suggestion_table(results: Mapping[Cell, Result]) -> Table:
     rows = []
     for (weights, epsilon, sampler, n), passages in _suggested(results).items():
         d = [float(each) for result in passages for each in result.suggested]
-        estimate = [value for result in passages for value in _present(result.d_stat_estimate)]
-        errors = [error for result in passages for error in result.score_error]
-        exact = sum(each >= 2 * n for each in d) / len(d)
+        seen = [error for result in passages for error in result.score_error]
+        unseen = [error for result in passages for error in result.unseen_error]
         rows.append(
             [
                 weights,
                 number(epsilon),
                 sampler,
+                _median([value for result in passages for value in _present(result.d_stat_estimate)]),
                 _spread(d),
-                _percent(exact),
-                number(quantile(estimate, 0.5)),
-                number(quantile(_present(errors), 0.5)),
-                _percent(_share(errors, epsilon)),
+                _percent(sum(each >= 2 * n for each in d) / len(d)),
+                _median(_present(seen)),
+                _percent(_share(seen, epsilon)),
+                _percent(_share(unseen, epsilon)),
             ]
         )
     header = [
         "weights",
         "epsilon",
         "landmarks",
+        "d_stat",
         "suggested d",
         "asked for all rows",
-        "d_stat",
         "true error",
-        "true error within epsilon",
+        "within epsilon",
+        "within epsilon on the next passage",
     ]
     note = (
-        "suggest_landmarks head by head on passages held out, against the true error of landmarks drawn "
-        "afresh; medians over heads and passages, d with quartiles. Last column: share of heads and draws."
+        "suggest_landmarks head by head, and the true error of landmarks drawn afresh. Medians over heads and "
+        "passages, d with quartiles; the last two columns are shares of heads and draws."
     )
-    return [Table("Suggested numbers of landmarks", header, rows, note)]
+    return Table("Suggested numbers of landmarks", header, rows, note)
 
 
-def _estimate_tables(results: Mapping[Cell, Result]) -> list[Table]:
+def _estimate_table(results: Mapping[Cell, Result]) -> Table:
     rows = []
     for weights in _all_weights(results):
         by_length: dict[int, list[float]] = {}
@@ -518,11 +459,10 @@ def _estimate_tables(results: Mapping[Cell, Result]) -> list[Table]:
             pairs = zip(result.d_stat_estimate, result.d_stat, strict=True)
             by_length.setdefault(cell.length, []).extend(e / d for e, d in pairs if e is not None and d)
         for n, ratios in sorted(by_length.items()):
-            shown = (number(quantile(ratios, q)) for q in (0.0, 0.05, 0.5, 0.95, 1.0))
-            rows.append([weights, f"{n:,}", *shown])
+            rows.append([weights, f"{n:,}", *(number(quantile(ratios, q)) for q in (0.0, 0.05, 0.5, 0.95, 1.0))])
     header = ["weights", "n", "least", "5 %", "median", "95 %", "most"]
     note = "Over heads, passages and epsilons. The estimate looks at 512 of the 2n rows."
-    return [Table("Estimated d_stat over true d_stat", header, rows, note)]
+    return Table("Estimated d_stat over true d_stat", header, rows, note)
 
 
 def _dimension_figure(results: Mapping[Cell, Result]) -> Figure:
@@ -559,12 +499,6 @@ def _guarantee_figure(results: Mapping[Cell, Result]) -> Figure:
     return Figure("guarantee", "How often the guarantee of Theorem 1 holds", panels, columns=2)
 
 
-_GUARANTEES = {
-    "C-bar <= C~ + lambda I": lambda result: result.completed_error,
-    "|C - C~| <= epsilon |C|": lambda result: result.score_error,
-}
-
-
 def _suggestion_figure(results: Mapping[Cell, Result]) -> Figure:
     panels: dict[tuple[str, float], list[Series]] = {}
     for (weights, epsilon, sampler, _), passages in _suggested(results).items():
@@ -575,6 +509,5 @@ def _suggestion_figure(results: Mapping[Cell, Result]) -> Figure:
         Panel(f"{weights} weights, epsilon = {epsilon:g}", "estimated d_stat", "suggested d", series, y_log=True)
         for (weights, epsilon), series in panels.items()
     ]
-    return Figure(
-        "suggestion", "Suggested landmarks against the statistical dimension, a point a head", drawn, columns=2
-    )
+    title = "Suggested landmarks against the statistical dimension, a point a head"
+    return Figure("suggestion", title, drawn, columns=2)

@@ -73,7 +73,7 @@ class HeadSource:
         return int(getattr(self._config, "max_position_embeddings", 512))
 
     def check(self, weights: Sequence[str], longest: int, flags: str) -> None:
-        """That the model has these weights, and takes `longest` tokens if it must; `flags` name where they come from."""
+        """That the model has these weights, and takes `longest` tokens, which came from `flags`, if it must."""
         for each in weights:
             if each not in WEIGHTS:
                 raise UnknownNameError("weights", each, WEIGHTS)
