@@ -1,7 +1,7 @@
 # `make run` shows what the package does; `make test` checks that it does it. Both set up .venv first.
 PY := .venv/bin/python
 
-.PHONY: setup run test lint test-slow test-timing docs bench clean
+.PHONY: setup run test lint test-slow test-timing studies docs bench clean
 
 setup:
 	./scripts/setup.sh train
@@ -25,6 +25,10 @@ test-slow:
 test-timing:
 	./scripts/setup.sh dev
 	$(PY) -m pytest -m timing
+
+studies:
+	./scripts/setup.sh train,hf
+	$(PY) -m skyformer.cli.main study all --small --threads 2
 
 docs:
 	./scripts/setup.sh cli

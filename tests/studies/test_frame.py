@@ -47,6 +47,19 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     assert [measured.run for measured in record.cells.values()] == [0, 0, 0, 1, 1, 1]
 
 
+def test_cells_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
+    alone = run_study(Squares(Options()), tmp_path / "alone").results()
+    together = run_study(Squares(Options()), tmp_path / "together", jobs=2).results()
+    assert together == alone
+    assert len(Squares.measured) == 6, "the second time, other processes measured"
+
+
+def test_a_study_that_takes_times_refuses_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "times_things", True)
+    with refused(InputError, "--jobs must be 1", "squares"):
+        run_study(Squares(Options()), tmp_path, jobs=2)
+
+
 def test_the_record_says_where_it_comes_from(tmp_path: Path) -> None:
     run_study(Squares(Options(note="x")), tmp_path, threads=1)
     content = json.loads((tmp_path / "squares.json").read_text())

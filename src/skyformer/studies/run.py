@@ -4,7 +4,9 @@ measured."""
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -19,7 +21,6 @@ import torch
 from skyformer.errors import InputError, TrainingError
 from skyformer.studies.base import Study
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
-from skyformer.studies.registry import study_class
 
 OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
@@ -53,12 +54,12 @@ def run_study(
     if missing:
         record.runs.append(Run.now(threads))
     done = len(plan) - len(missing)
-    begun = _one_by_one(study, missing) if jobs == 1 else _side_by_side(study, missing, threads, jobs)
+    measured = _one_by_one(study, missing) if jobs == 1 else _side_by_side(study, missing, threads, jobs)
     report(done, len(plan), describe(missing[0]) if missing else "done")
-    for number, (cell, result, seconds) in enumerate(begun, done + 1):
+    for number, (cell, result, seconds) in enumerate(measured, 1):
         record.cells[cell] = Measured(result, len(record.runs) - 1, seconds)
         record.write(path)
-        report(number, len(plan), describe(cell))
+        report(done + number, len(plan), describe(missing[number]) if number < len(missing) else "done")
     return record
 
 
@@ -83,7 +84,7 @@ def _side_by_side(
     """In the order in which they are done. Whatever ends this, ends the workers."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,)) as pool:
-        waiting = {pool.submit(_measure, study.name, study.options, cell): cell for cell in cells}
+        waiting = {pool.submit(_measure, type(study), study.options, cell): cell for cell in cells}
         try:
             for future in as_completed(waiting):
                 result, seconds = future.result()
@@ -100,18 +101,26 @@ def _side_by_side(
 
 
 def _start_worker(threads: int) -> None:
-    """Ctrl-C reaches the whole group; the parent decides when its workers end."""
+    """Ctrl-C reaches the whole group: the parent decides when its workers end, and they end with it in any case."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
 
 
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 @cache
-def _study_of(name: str, options: Any) -> Study[Any, Any, Any]:
+def _study_of(study: type[Study[Any, Any, Any]], options: Any) -> Study[Any, Any, Any]:
     """A worker keeps its study, with the data that it has loaded."""
-    return study_class(name)(options)
+    return study(options)
 
 
-def _measure(name: str, options: Any, cell: Any) -> tuple[Any, float]:
+def _measure(study: type[Study[Any, Any, Any]], options: Any, cell: Any) -> tuple[Any, float]:
     start = time.perf_counter()
-    result = _study_of(name, options).measure(cell)
+    result = _study_of(study, options).measure(cell)
     return result, time.perf_counter() - start

@@ -80,6 +80,7 @@ class Options:
     )
     rate_steps: int = option(200, small=20, help="Steps of a short training.")
     pathfinder_limit: int = option(3000, help="Pathfinder images a split, as prepared with --limit.")
+    listops_limit: int | None = option(None, small=500, help="ListOps examples a split; made if they are missing.")
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class Stability(Study[Options, Cell, Result]):
         chosen = self.options
         scores = [
             Cell(SCORE, task, attention, seed, None)
-            for seed in chosen.seeds
             for task in chosen.tasks
+            for seed in chosen.seeds
             for attention in chosen.attentions
         ]
         rates = [
@@ -159,7 +160,7 @@ class Stability(Study[Options, Cell, Result]):
             for rate in chosen.rates
             for attention in chosen.attentions
         ]
-        return [*scores, *rates]
+        return [*rates, *scores]
 
     def measure(self, cell: Cell) -> Result:
         config, data = self._config(cell), self._data(cell)
@@ -170,17 +171,21 @@ class Stability(Study[Options, Cell, Result]):
     def _config(self, cell: Cell) -> RunConfig:
         make, chosen = _tasks().run_config, self.options
         if cell.measure == SCORE:
-            return make(cell.task, chosen.preset, cell.attention, cell.seed, pathfinder_limit=chosen.pathfinder_limit)
+            return make(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task))
         steps = chosen.rate_steps
         return make(
             cell.task,
             "short",
             cell.attention,
             cell.seed,
+            self._limit(cell.task),
             optim_lr=cell.rate,
             optim_warmup_steps=max(1, steps // 10),
             loop_steps=steps,
         )
+
+    def _limit(self, task: str) -> int | None:
+        return {"pathfinder": self.options.pathfinder_limit, "listops": self.options.listops_limit}.get(task)
 
     def _data(self, cell: Cell) -> Task:
         """Kept: data depends on neither attention, seed nor rate."""
@@ -351,6 +356,7 @@ def _relative_table(scores: Mapping[Cell, Result]) -> Table:
     rows = [
         [TITLES[attention], *(_relative_change(scores, task, attention) for task in tasks)]
         for attention in [BASELINE, *_rivals(scores)]
+        if tasks
     ]
     title = "Squared change of f in a step as a share of f's squared size, dropout off"
     return Table(title, ["Model", *(TASKS[task] for task in tasks)], rows, "Median over steps and seeds.")

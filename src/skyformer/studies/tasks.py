@@ -18,20 +18,17 @@ from skyformer.training.data import load_data
 from skyformer.training.module import ClassifierModule, build_model
 from skyformer.training.presets import load_preset
 
-PATHFINDER_LIMIT = 3000
-"""Images a split. Drawing all of Pathfinder takes an hour, and no study here sees more than this."""
-
 MADE_ON_DEMAND = 20_000
 """Examples a split of ListOps that are generated when they are missing; it takes seconds."""
 
 
 def run_config(
-    task: str, preset: str, attention: str, seed: int, *, pathfinder_limit: int = PATHFINDER_LIMIT, **settings: object
+    task: str, preset: str, attention: str, seed: int, limit: int | None = None, **settings: object
 ) -> RunConfig:
-    """A preset's settings for a study; `settings` as `optim_lr=1e-3`."""
+    """A preset's settings for a study: with `limit` examples a split, and `settings` such as `optim_lr=1e-3`."""
     overrides = [f"{name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
-    if task == "pathfinder":
-        overrides.append(f"task.limit={pathfinder_limit}")
+    if limit is not None:
+        overrides.append(f"task.limit={limit}")
     return load_preset(task, preset, attention=attention, overrides=overrides, seed=seed)
 
 

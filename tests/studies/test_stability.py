@@ -1,0 +1,167 @@
+"""The study of stability: the score against its definition, the three variants, and what the tables make of them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyformer.lra import prepare
+from skyformer.lra.dataset import Task
+from skyformer.studies import run_study, study_class
+from skyformer.studies.stability import (
+    Cell,
+    Options,
+    Result,
+    Stability,
+    _changes,
+    _Looks,
+    _scores,
+    _short_training,
+    embedding,
+)
+from skyformer.studies.tasks import Trainee, batches_of, study_data
+from skyformer.training.config import RunConfig
+from tests.training.tiny import tiny_config
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = tmp_path_factory.mktemp("data")
+    prepare("listops", limit=64, max_length=64, data_dir=folder)
+    return study_data(tiny_config(), folder)
+
+
+def config_with(dropout: float, attention: str = "skyformer") -> RunConfig:
+    config = tiny_config(attention=attention, options={} if attention == "softmax" else {"num_landmarks": 8})
+    return config.replace(model=config.model.replace(dropout=dropout))
+
+
+@pytest.mark.parametrize("attention", ["skyformer", "softmax", "nystromformer"])
+def test_without_dropout_the_variants_agree(data: Task, attention: str) -> None:
+    result = _scores(config_with(0.0, attention), data, STEPS, examples=4)
+    assert len(result.update) == len(result.loss) == STEPS
+    assert result.off == result.same == result.fresh
+    assert result.noise == (0.0,) * STEPS
+    assert min(result.off) > 0
+
+
+def test_dropout_adds_its_noise_to_fresh_masks_alone(data: Task) -> None:
+    result = _scores(config_with(0.3), data, STEPS, examples=4)
+    for same, fresh, noise in zip(result.same, result.fresh, result.noise, strict=True):
+        assert noise > 0
+        assert abs(fresh - noise) < 0.2 * fresh + 5 * same
+
+
+def test_the_score_is_its_definition(data: Task) -> None:
+    """Recomputed by hand for the first step of a model without dropout."""
+    config = config_with(0.0)
+    trainee = Trainee(config)
+    batch = next(batches_of(data, config))
+
+    def look() -> tuple[torch.Tensor, torch.Tensor]:
+        trainee.module.eval()
+        with torch.no_grad():
+            f = embedding(trainee.module.model.encoder, batch.tokens[:4], batch.mask[:4])[0]
+        return f, torch.cat([p.detach().flatten() for p in trainee.module.parameters()])
+
+    f_before, w_before = look()
+    trainee.step(batch)
+    f_after, w_after = look()
+    tau = (f_after - f_before).square().sum() / (w_after - w_before).square().sum()
+    assert _scores(config, data, 1, examples=4).scores("off")[0] == pytest.approx(float(tau), rel=1e-4)
+
+
+def test_a_look_repeats_and_leaves_the_random_numbers_alone(data: Task) -> None:
+    config = config_with(0.3)
+    trainee = Trainee(config)
+    looks = _Looks(trainee.module.model, next(batches_of(data, config)), 4, seed=7)
+    state = torch.get_rng_state()
+    size, off, same, fresh, noise, *_ = _changes(looks.take(), looks.take())
+    assert torch.equal(state, torch.get_rng_state())
+    assert off == same == 0.0
+    assert fresh == noise > 0
+    assert size > 0
+
+
+def test_training_here_is_training_there(data: Task) -> None:
+    """Looking at f changes nothing: the losses are those of steps without a look."""
+    config = config_with(0.1)
+    trainee = Trainee(config)
+    plain = [trainee.step(batch) for batch in islice(batches_of(data, config), STEPS)]
+    assert _scores(config, data, STEPS, examples=2).loss == pytest.approx(plain, rel=1e-3)
+
+
+def test_a_training_that_leaves_the_numbers_ends_there(data: Task) -> None:
+    config = tiny_config(attention="kernelized", options={})
+    config = config.replace(optim=config.optim.replace(lr=1e30))
+    result = _short_training(config, data)
+    assert result.loss[-1] is None
+    assert result.final_loss() is None
+    assert result.diverged()
+
+
+def hand_made(scale: float) -> Result:
+    ones = (1.0, 1.0)
+    return Result(
+        loss=(2.0, 1.0),
+        update=(0.5, 0.25),
+        size=(4.0 * scale, 4.0),
+        off=(scale, 2.0 * scale),
+        same=ones,
+        fresh=(2.0, 2.0),
+        noise=ones,
+        normed_size=ones,
+        normed_off=ones,
+        normed_same=ones,
+        normed_fresh=ones,
+        normed_noise=ones,
+    )
+
+
+def test_the_table_averages_ratios_and_shows_the_paper_s() -> None:
+    results = {}
+    for seed, scale in ((0, 0.5), (1, 1.5)):
+        results[Cell("score", "text", "softmax", seed, None)] = hand_made(1.0)
+        results[Cell("score", "text", "skyformer", seed, None)] = hand_made(scale)
+    off, same, *_ = Stability.tables(results)
+    assert off.rows == [["Skyformer", "1.00 ± 0.71 (0.81)"]]
+    assert same.rows == [["Skyformer", "1.00 ± 0.00 (0.81)"]]
+    makeup = next(table for table in Stability.tables(results) if "made of" in table.title)
+    assert makeup.rows[0] == ["Text", "Self-Attention", "0.5", "1", "1", "1"]
+
+
+def test_the_table_of_rates_counts_what_diverged() -> None:
+    good, bad, lost = Result((2.0, 1.0)), Result((2.0, 6.0)), Result((2.0, None))
+    results = {Cell("rates", "listops", "softmax", seed, 0.1): result for seed, result in enumerate((good, bad, lost))}
+    (table,) = Stability.tables(results)
+    assert table.rows == [["Self-Attention", "2.75 (1.50 to 4.00), 1 not finite", "2 of 3"]]
+    (figure,) = Stability.figures(results)
+    assert figure.name == "rates"
+    assert figure.panels[0].series[0].y == [2.75]
+
+
+def test_a_tiny_study(tmp_path: Path) -> None:
+    """From the settings to the tables."""
+    options = Options(
+        data_dir=str(tmp_path / "data"),
+        tasks=("listops",),
+        attentions=("softmax", "skyformer"),
+        seeds=(0,),
+        preset="short",
+        steps=2,
+        examples=2,
+        rates=(1e-3,),
+        rate_steps=2,
+        listops_limit=40,
+    )
+    study = study_class("stability")(options)
+    results = run_study(study, tmp_path / "record").results()
+    assert next(table.title.split(",")[0] for table in study.tables(results)) == "tau to softmax's"
+    for cell, result in results.items():
+        assert len(result.loss) == 2
+        assert (min(result.scores("off")) > 0) if cell.measure == "score" else not result.update
