@@ -11,7 +11,7 @@ from skyformer import suggest_landmarks
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError, UnsupportedError
 from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import Candidates
-from skyformer.suggestion import SampledBlock, landmarks_by_head, largest_singular_value, statistical_dimension
+from skyformer.suggestion import SampledBlock, largest_singular_value, statistical_dimension
 from tests.attention.suite import LargestStorage, insert_masked
 from tests.helpers import refused
 
@@ -66,36 +66,57 @@ def test_share_leaves_the_hardest_heads_out() -> None:
     easy_q, easy_k = smooth(60, heads=3)
     hard = 20 * torch.randn(1, 1, 60, 4, dtype=torch.float64, generator=generator(3))
     query, key = torch.cat([easy_q, hard], 1), torch.cat([easy_k, hard], 1)
-    by_head = landmarks_by_head(query, key, 0.2, generator=generator())
-    assert by_head.shape == (1, 4)
-    assert by_head[0, :3].max() < by_head[0, 3]
-    assert suggest_landmarks(query, key, 0.2, generator=generator()) == int(by_head.max())
-    assert suggest_landmarks(query, key, 0.2, share=0.75, generator=generator()) == int(by_head[0, :3].max())
+    alone = [suggest_landmarks(query[:, [h]], key[:, [h]], 0.2, generator=generator()) for h in range(4)]
+    assert max(alone[:3]) < alone[3]
+    assert suggest_landmarks(query, key, 0.2, generator=generator()) == alone[3]
+    assert suggest_landmarks(query, key, 0.2, share=0.75, generator=generator()) == max(alone[:3])
+
+
+def test_the_search_begins_at_a_share_of_d_stat() -> None:
+    # Every row stands alone, so d_stat is near 4,000; the hundredth part of them is the least that is tried.
+    far = 100 * torch.randn(1, 1, 2000, 16, dtype=torch.float64, generator=generator(3))
+    tried = []
+
+    def first_rows(candidates: Candidates, count: int, _: object) -> Tensor:
+        tried.append(count)
+        return torch.arange(count)[None]
+
+    key = torch.cat([far[:, :, :1], -far[:, :, 1:]], 2)
+    assert suggest_landmarks(far, key, 0.5, landmarks=first_rows, num_draws=1, generator=generator()) == tried[-1]
+    assert 28 <= tried[0] <= 32
 
 
 def test_the_generator_decides() -> None:
     query, key = smooth(200)
-    assert torch.equal(
-        landmarks_by_head(query, key, 0.1, generator=generator(4)),
-        landmarks_by_head(query, key, 0.1, generator=generator(4)),
-    )
+    found = [statistical_dimension(query, key, 0.1, num_samples=64, generator=generator(s)) for s in (4, 4, 5)]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
-def test_neither_padding_nor_batch_mates_change_it() -> None:
+def test_padding_does_not_change_it() -> None:
     query, key = smooth(60)
     positions = torch.randperm(90, generator=generator())[:60].sort().values
     padded_q, padded_k = (insert_masked(x, positions) for x in (query, key))
     mask = torch.zeros(1, padded_q.shape[2], dtype=torch.bool)
     mask[:, positions] = True
-    alone = landmarks_by_head(query, key, 0.1, generator=generator())
-    d_stat = statistical_dimension(query, key, 0.1, generator=generator())
-    padded = landmarks_by_head(padded_q, padded_k, 0.1, key_mask=mask, generator=generator())
-    assert torch.equal(alone, padded)
-    torch.testing.assert_close(
-        statistical_dimension(padded_q, padded_k, 0.1, key_mask=mask, generator=generator()), d_stat
+    assert suggest_landmarks(query, key, 0.1, generator=generator()) == suggest_landmarks(
+        padded_q, padded_k, 0.1, key_mask=mask, generator=generator()
     )
-    both = landmarks_by_head(torch.cat([query, -query]), torch.cat([key, key * 2]), 0.1, generator=generator())
-    assert torch.equal(both[:1], alone)
+    for num_samples in (32, 512):
+        alone = statistical_dimension(query, key, 0.1, num_samples=num_samples, generator=generator())
+        padded = statistical_dimension(
+            padded_q, padded_k, 0.1, key_mask=mask, num_samples=num_samples, generator=generator()
+        )
+        torch.testing.assert_close(padded, alone)
+
+
+def test_batch_mates_do_not_change_an_examples_dimension() -> None:
+    query, key = smooth(60)
+    alone = statistical_dimension(query, key, 0.1, num_samples=32, generator=generator())
+    both = statistical_dimension(
+        torch.cat([query, -query]), torch.cat([key, key * 2]), 0.1, num_samples=32, generator=generator()
+    )
+    torch.testing.assert_close(both[:1], alone)
 
 
 def exact_dimension(query: Tensor, key: Tensor, epsilon: float) -> Tensor:

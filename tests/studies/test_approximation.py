@@ -14,7 +14,6 @@ from skyformer import kernelized_attention, skyformer_attention, softmax_attenti
 from skyformer.errors import DataError, InputError
 from skyformer.functional import GAMMA
 from skyformer.landmarks import SAMPLERS
-from skyformer.report.study_files import write_report
 from skyformer.studies import run_study
 from skyformer.studies.approximation import (
     RIVALS,
@@ -26,8 +25,10 @@ from skyformer.studies.approximation import (
     approximate,
     spectral_norm,
 )
+from skyformer.studies.base import make_options
 from skyformer.studies.heads import Heads, HeadSource
 from skyformer.studies.record import Record
+from skyformer.studies.show import number
 from tests.helpers import refused
 
 
@@ -39,7 +40,7 @@ def options(tiny_bert: Path, tiny_text: Path) -> Options:
         lengths=(48,),
         long_lengths=(64,),
         features=(8, 32),
-        gammas=(1e-4, 1.0),
+        gammas=(1.0,),
         seeds=(0, 1),
     )
 
@@ -67,8 +68,8 @@ def pick(results: Mapping[Cell, Result], **wanted: object) -> Result:
 def test_every_method_sampler_gamma_and_solver_is_there(results: Mapping[Cell, Result]) -> None:
     methods = {cell.method for cell in results if cell.target == "softmax"}
     assert methods == {"skyformer", "as printed", "svd", *RIVALS}
-    varied = {(c.sampler, c.solver, c.gamma) for c in results if c.features == 32 and c.gamma in (1e-4, 1.0)}
-    assert len(varied) == len(SAMPLERS) * 2 * 2
+    varied = {(c.target, c.sampler, c.solver) for c in results if (c.features, c.gamma) == (32, 1.0)}
+    assert len(varied) == 2 * len(SAMPLERS) * 2
     assert {c.weights for c in results if c.length == 64} == {"initialised"}
     assert all(len(result.errors) == 2 * 2 * 2 for result in results.values())
 
@@ -148,16 +149,22 @@ def test_the_claim_is_decided_by_the_medians(results: Mapping[Cell, Result]) -> 
     assert claim.rows == [["gaussian", "pretrained", "512", "0.3", "0.09", "0.31", "0.3", "yes", "no"]]
 
 
-def test_tables_and_figures_carry_the_medians(record: Record[Cell, Result], tmp_path: Path) -> None:
-    files = {file.name for file in write_report(Approximation, record, tmp_path)}
-    assert {"figure.png", "figure.svg", "figure.pdf", "landmarks.png", "gamma.pdf", "table.tex"} <= files
-    median = pick(record.results(), target="softmax", weights="pretrained", method="bigbird", features=8)
-    text = (tmp_path / "table.md").read_text()
-    (row,) = [
-        line for line in text.splitlines() if line.startswith("| bigbird") and f"{median.quartiles()[1]:.3g} [" in line
-    ]
-    assert row.count("|") == 4
-    assert "Regularisation, softmax kernel, initialised weights" in text
+def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) -> None:
+    median = pick(results, target="softmax", weights="pretrained", method="bigbird", features=8).quartiles()[1]
+    tables = {table.title: table for table in Approximation.tables(results)}
+    (row,) = [row for row in tables["All methods, pretrained weights, n = 48"].rows if row[0] == "bigbird"]
+    assert row[1].startswith(f"{number(median)} [")
+    for title in (
+        "All methods, initialised weights, n = 64",
+        "Landmarks: Skyformer against Kernelized Attention, pretrained weights, n = 48",
+        "Regularisation, softmax kernel, initialised weights: median error by gamma",
+    ):
+        assert tables[title].rows
+    figures = {figure.name: figure for figure in Approximation.figures(results)}
+    assert list(figures) == ["figure", "landmarks", "gamma"]
+    (panel,) = [panel for panel in figures["figure"].panels if panel.title == "pretrained weights, n = 48"]
+    (line,) = [series for series in panel.series if series.label == "bigbird"]
+    assert (line.x[0], line.y[0]) == (8, median)
 
 
 def test_a_second_run_measures_nothing(options: Options, record: Record[Cell, Result], tmp_path: Path) -> None:
@@ -172,10 +179,19 @@ def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
         Approximation(replace(options, lengths=(16, 49)))
 
 
+def test_the_small_version_needs_no_files() -> None:
+    study = Approximation(make_options(Approximation, small=True, given={}))
+    cell = next(cell for cell in study.cells() if (cell.method, cell.features) == ("linformer", 16))
+    assert cell.weights == "initialised"
+    errors = [error for error in study.measure(cell).errors if error is not None]
+    assert len(errors) == 2 * 4
+    assert all(0 < error < 2 for error in errors)
+
+
 def test_a_short_text_ends_the_study_and_keeps_what_is_done(options: Options, tmp_path: Path) -> None:
-    study = Approximation(replace(options, lengths=(16,), long_lengths=(256,)))
+    study = Approximation(replace(options, features=(8,), gammas=(1.0,), lengths=(16,), long_lengths=(256,)))
     with refused(DataError, "passage 1 of 256"):
         run_study(study, tmp_path)
     kept = json.loads((tmp_path / "approximation.json").read_text())["cells"]
-    assert len(kept) > 100
+    assert len(kept) > 50
     assert all(each["cell"]["length"] == 16 for each in kept)

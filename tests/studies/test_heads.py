@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
-from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, HeadSource
+from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, HeadSource
 from tests.helpers import refused
 from tests.studies.tiny_bert import write_tiny_bert
 
@@ -94,6 +94,18 @@ def test_without_transformers_the_extra_is_named(
         HeadSource(str(tiny_bert), str(tiny_text)).facts()
 
 
+def test_the_tiny_model_needs_no_files_and_has_no_pretrained_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = HeadSource(TINY_MODEL, PYTHON_REFERENCE)
+    source.check(["initialised"], 9999, "--lengths")
+    heads = source.at("initialised", 40, 1)
+    assert heads.query.shape == (2, 4, 40, 32)
+    assert source._passage(40, 1)[0].tolist() == list(source._text.encode()[40:80])
+    assert source.facts()["model weights"] is None
+    with refused(InputError, "--model tiny has no pretrained weights", "--weights initialised", PACKAGED_MODEL):
+        source.check(["initialised", "pretrained"], 40, "--lengths")
+
+
 def test_unknown_weights_are_refused(tiny_bert: Path, tiny_text: Path) -> None:
     with refused(UnknownNameError, "'pretraind'", "Did you mean 'pretrained'?"):
-        HeadSource(str(tiny_bert), str(tiny_text)).at("pretraind", 16, 0)
+        HeadSource(str(tiny_bert), str(tiny_text)).check(["pretraind"], 16, "--lengths")
