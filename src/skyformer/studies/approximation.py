@@ -68,6 +68,7 @@ class Options:
         (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), small=(1e-4, 1e-2, 1.0), help="Regularisations."
     )
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages, and seeds of all that is drawn.")
+    long_seeds: tuple[int, ...] = option((0,), help="The same for --long-lengths.")
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,12 @@ class Approximation(Study[Options, Cell, Result]):
 
     def cells(self) -> Sequence[Cell]:
         planned = []
+        ends = (min(self.options.lengths), max(self.options.lengths))
         for weights in self.options.weights:
             for length in self.options.lengths:
-                planned += [*self._comparison(weights, length), *self._samplers(weights, length)]
+                planned += self._comparison(weights, length)
+                # Exact leverage scores take most of the time, and initialised heads hardly differ.
+                planned += self._samplers(weights, length) if weights == "pretrained" or length in ends else []
             planned += self._regularisation(weights)
         for length in self.options.long_lengths if "initialised" in self.options.weights else ():
             planned += self._comparison("initialised", length)
@@ -161,14 +165,14 @@ class Approximation(Study[Options, Cell, Result]):
         gamma: float = GAMMA,
         solver: str = "cholesky",
     ) -> Cell:
-        return Cell(target, weights, length, SKYFORMER, d, sampler, gamma, solver, self._seeds)
+        return Cell(target, weights, length, SKYFORMER, d, sampler, gamma, solver, self._seeds(length))
 
     def _other(self, target: str, weights: str, length: int, d: int, method: str) -> Cell:
-        return Cell(target, weights, length, method, d, "", None, "", self._seeds)
+        return Cell(target, weights, length, method, d, "", None, "", self._seeds(length))
 
-    @property
-    def _seeds(self) -> str:
-        return ",".join(str(seed) for seed in self.options.seeds)
+    def _seeds(self, length: int) -> str:
+        seeds = self.options.long_seeds if length in self.options.long_lengths else self.options.seeds
+        return ",".join(str(seed) for seed in seeds)
 
     def measure(self, cell: Cell) -> Result:
         errors: list[float | None] = []

@@ -128,16 +128,17 @@ class Dimension(Study[Options, Cell, Result]):
         return self._source.facts()
 
     def cells(self) -> Sequence[Cell]:
-        return [*self._dimensions(), *self._draws(), *self._suggestions()]
+        short = self._dimensions(self.options.weights, self.options.lengths, self.options.seeds)
+        initialised = [weights for weights in self.options.weights if weights == "initialised"]
+        long = self._dimensions(initialised, self.options.long_lengths, self.options.seeds[:1])
+        return [*short, *self._draws(), *self._suggestions(), *long]
 
-    def _dimensions(self) -> list[Cell]:
-        places = [(weights, n) for weights in self.options.weights for n in self.options.lengths]
-        if "initialised" in self.options.weights:
-            places += [("initialised", n) for n in self.options.long_lengths]
+    def _dimensions(self, weights: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
         return [
-            Cell(DIMENSION, weights, n, self._heads_at(n), seed, epsilon, self.options.delta)
-            for weights, n in places
-            for seed in (self.options.seeds if n <= 512 else self.options.seeds[:1])
+            Cell(DIMENSION, each, n, self._heads_at(n), seed, epsilon, self.options.delta)
+            for each in weights
+            for n in lengths
+            for seed in seeds
             for epsilon in self.options.epsilons
         ]
 

@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,27 +77,30 @@ class Record(Generic[CellT, ResultT]):
     facts: Mapping[str, Fact]
     runs: list[Run] = field(default_factory=list)
     cells: dict[CellT, Measured[ResultT]] = field(default_factory=dict)
+    _lines: dict[CellT, str] = field(default_factory=dict, repr=False, compare=False)
 
     def results(self) -> dict[CellT, ResultT]:
         return {cell: measured.result for cell, measured in self.cells.items()}
 
     def write(self, path: Path) -> None:
         """In one step: whatever interrupts it, the file is the old record or the new one."""
-        content = {
+        options = {name: without_folders(x) if isinstance(x, str) else x for name, x in self.options.items()}
+        head = {
             "format": FORMAT,
             "study": self.study,
-            "options": {
-                name: without_folders(value) if isinstance(value, str) else value
-                for name, value in self.options.items()
-            },
+            "options": options,
             "facts": self.facts,
             "runs": [asdict(run) for run in self.runs],
-            "cells": [
-                {"cell": asdict(cell), "run": m.run, "seconds": round(m.seconds, 3), "result": asdict(m.result)}  # type: ignore[call-overload]
-                for cell, m in self.cells.items()
-            ],
         }
-        write_in_one_step(path, _one_cell_a_line(content))
+        write_in_one_step(path, _one_cell_a_line(head, [self._line(cell) for cell in self.cells]))
+
+    def _line(self, cell: CellT) -> str:
+        """A cell as JSON, spelt out once: a study writes its record after every cell."""
+        if cell not in self._lines:
+            m = self.cells[cell]
+            content = {"cell": asdict(cell), "run": m.run, "seconds": round(m.seconds, 3), "result": asdict(m.result)}  # type: ignore[call-overload]
+            self._lines[cell] = json.dumps(content, allow_nan=False)
+        return self._lines[cell]
 
 
 def record_path(study: str, folder: Path) -> Path:
@@ -170,11 +173,10 @@ def significant(x: float, digits: int = 4) -> float | None:
     return rounded if abs(rounded) < float("inf") else None
 
 
-def _one_cell_a_line(content: dict[str, Any]) -> str:
+def _one_cell_a_line(head: dict[str, Any], cells: Sequence[str]) -> str:
     """JSON with a line for every cell, so that a difference between two records can be read."""
-    cells = ",\n  ".join(json.dumps(cell, allow_nan=False) for cell in content["cells"])
-    head = json.dumps({**content, "cells": []}, indent=1, allow_nan=False)
-    return head.removesuffix("[]\n}") + ("[\n  " + cells + "\n ]\n}\n" if cells else "[]\n}\n")
+    opening = json.dumps({**head, "cells": []}, indent=1, allow_nan=False).removesuffix("[]\n}")
+    return opening + ("[\n  " + ",\n  ".join(cells) + "\n ]\n}\n" if cells else "[]\n}\n")
 
 
 def _with_tuples(value: Any) -> Any:
