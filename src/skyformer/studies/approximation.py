@@ -26,7 +26,7 @@ from skyformer.attention import build_attention
 from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.kernels import GaussianKernel, half_norms
-from skyformer.landmarks import SAMPLERS
+from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.solve import SOLVERS
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, Heads, HeadSource
@@ -191,10 +191,22 @@ class Approximation(Study[Options, Cell, Result]):
             found = spectral_norm(truth.rotated[:, cell.features :]) / truth.norm
         else:
             try:
-                found = spectral_norm(approximate(cell, truth.heads, seed).double() - truth.output) / truth.norm
+                out = approximate(cell, truth.heads, seed, self._landmarks(cell, seed))
+                found = spectral_norm(out.double() - truth.output) / truth.norm
             except SolveError:
                 return [None] * truth.norm.numel()
         return [significant(float(error), 3) for error in found.flatten()]
+
+    def _landmarks(self, cell: Cell, seed: int) -> str | CustomSampler:
+        """Drawn once for all regularisations and solvers; where every row is a landmark Skyformer must see the name, to
+        take its exact way."""
+        if cell.method != SKYFORMER or cell.features >= 2 * cell.length:
+            return cell.sampler
+        return self._drawn_once(cell.target, cell.weights, cell.length, cell.sampler, cell.features, seed)
+
+    @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
+    def _drawn_once(self, target: str, weights: str, length: int, sampler: str, d: int, seed: int) -> CustomSampler:
+        return draw_once(SAMPLERS[sampler])
 
     @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
     def _truth(self, target: str, weights: str, length: int, seed: int) -> Truth:
@@ -241,8 +253,20 @@ class Truth:
         return vectors.mT @ self.output[0, head]
 
 
-def approximate(cell: Cell, heads: Heads, seed: int) -> Tensor:
-    """What the cell's method makes of the heads (1, H, n, P)."""
+def draw_once(sampler: CustomSampler) -> CustomSampler:
+    """The sampler's first draw, again and again."""
+    drawn: list[Tensor | Landmarks] = []
+
+    def draw(candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor | Landmarks:
+        if not drawn:
+            drawn.append(sampler(candidates, num_landmarks, generator))
+        return drawn[0]
+
+    return draw
+
+
+def approximate(cell: Cell, heads: Heads, seed: int, landmarks: str | CustomSampler | None = None) -> Tensor:
+    """What the cell's method makes of the heads (1, H, n, P), with its own landmarks or those given."""
     generator = torch.Generator().manual_seed(seed)
     if cell.method == SKYFORMER:
         assert cell.gamma is not None
@@ -251,7 +275,7 @@ def approximate(cell: Cell, heads: Heads, seed: int) -> Tensor:
             heads.key,
             heads.value,
             num_landmarks=cell.features,
-            landmarks=cell.sampler,
+            landmarks=landmarks or cell.sampler,
             gamma=cell.gamma,
             solver=cell.solver,
             kernel=cell.target,
