@@ -117,17 +117,17 @@ class Approximation(Study[Options, Cell, Result]):
         return self._source.facts()
 
     def cells(self) -> Sequence[Cell]:
-        planned = []
-        ends = (min(self.options.lengths), max(self.options.lengths))
-        for weights in self.options.weights:
-            for length in self.options.lengths:
-                planned += self._comparison(weights, length)
-                # Exact leverage scores take most of the time, and initialised heads hardly differ.
-                planned += self._samplers(weights, length) if weights == "pretrained" or length in ends else []
-            planned += self._regularisation(weights)
-        for length in self.options.long_lengths if "initialised" in self.options.weights else ():
-            planned += self._comparison("initialised", length)
-        return planned
+        """The paper's comparison first, then what goes beyond it."""
+        lengths, weights = self.options.lengths, self.options.weights
+        places = [(each, n) for each in weights for n in lengths]
+        long = [("initialised", n) for n in self.options.long_lengths if "initialised" in weights]
+        # Exact leverage scores take most of the time, and initialised heads hardly differ from length to length.
+        ends = [(each, n) for each, n in places if each == "pretrained" or n in (min(lengths), max(lengths))]
+        return [
+            *(cell for place in (*places, *long) for cell in self._comparison(*place)),
+            *(cell for place in ends for cell in self._samplers(*place)),
+            *(cell for each in weights for cell in self._regularisation(each)),
+        ]
 
     def _comparison(self, weights: str, length: int) -> list[Cell]:
         """Figure 1."""

@@ -51,18 +51,18 @@ class Options:
         PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
     )
     weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q and K.")
-    lengths: tuple[int, ...] = option(
-        (64, 128, 256, 512), small=(32, 64, 128), help="Tokens n, up to the model's limit."
-    )
+    lengths: tuple[int, ...] = option((64, 128, 256, 512), small=(32, 64), help="Tokens n, up to the model's limit.")
     long_lengths: tuple[int, ...] = option((1024, 2048), small=(), help="Tokens, for initialised weights only.")
     epsilons: tuple[float, ...] = option((0.5, 0.2, 0.1, 0.05, 0.01), small=(0.5, 0.1), help="Errors of C allowed.")
     delta: float = option(0.1, help="The probability with which the guarantee may fail.")
-    heads: int = option(12, small=8, help="Heads measured, spread over all layers; fewer beyond 512 tokens.")
+    heads: int = option(12, small=4, help="Heads measured, spread over all layers; fewer beyond 512 tokens.")
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages for d_stat.")
     draw_length: int = option(128, small=64, help="Tokens where landmarks are drawn many times.")
-    draws: int = option(100, small=20, help="Draws of the landmarks.")
-    counts: tuple[int, ...] = option((16, 32, 64, 128, 256, 512, 1024), small=(16, 64, 256), help="Landmarks drawn.")
-    samplers: tuple[str, ...] = option(("uniform", "stratified", "probe"), help="Landmark samplers.")
+    draws: int = option(100, small=10, help="Draws of the landmarks.")
+    counts: tuple[int, ...] = option((16, 32, 64, 128, 256, 512, 1024), small=(8, 64), help="Landmarks drawn.")
+    samplers: tuple[str, ...] = option(
+        ("uniform", "stratified", "probe"), small=("uniform", "probe"), help="Landmark samplers."
+    )
     targets: tuple[float, ...] = option(
         (0.3, 0.1), small=(0.3,), help="Errors that a number of landmarks is asked for."
     )
