@@ -59,6 +59,10 @@ class TrainingError(SkyformerError):
     """A run cannot go on: a loss that is no number, a disk without space. What it saved before stays."""
 
 
+class DivergedError(TrainingError):
+    """A loss or a gradient is not finite; the same run would end so again."""
+
+
 class MissingExtraError(SkyformerError, ImportError):
     """An optional dependency is not installed."""
 

@@ -129,7 +129,7 @@ def test_prepare_all_goes_on_after_a_failure(data: CommandLine, monkeypatch: pyt
         (("prepare", "pathfinder", "--level", "brutal"), "unknown pathfinder level"),
         (("prepare", "listops", "--max-length", "8"), "from 16 to 2000, got 8"),
         (("prepare", "text", "--max-length", "100"), "text is kept whole"),
-        (("prepare", "image", "--max-length", "100"), "images cannot be cut"),
+        (("prepare", "image", "--max-length", "100"), "image is kept whole"),
         (("show", "text", "--max-length", "100"), "text is kept whole"),
         (("prepare", "text", "--from", "nowhere"), "nowhere does not exist"),
         (("prepare", "all", "--from", "."), "one by one"),

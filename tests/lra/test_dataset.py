@@ -76,9 +76,25 @@ def test_short_listops_is_a_version_of_its_own() -> None:
         load_task("listops", limit=20, max_length=64)
 
 
-def test_images_cannot_be_cut() -> None:
-    with pytest.raises(InputError, match="at least 1024 for image, whose images cannot be cut; got 512"):
-        load_task("image", max_length=512)
+def test_photographs_are_averaged_down_to_the_largest_square_that_fits(tmp_path: Path) -> None:
+    from skyformer.lra.dataset import TaskDataset
+
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 1024), dtype=np.uint8)
+    with SplitWriter(tmp_path / "split.arrow", TASKS["image"]) as writer:
+        writer.write(Examples(Ragged.from_matrix(pixels), np.array([3], np.uint8), ["photo"]))
+    for max_length, side in ((1024, 32), (1023, 16), (256, 16), (255, 8), (1, 1)):
+        spec = TASKS["image"].cut_to(max_length)
+        assert (spec.max_length, spec.image_side) == (side**2, side)
+        dataset = TaskDataset(tmp_path / "split.arrow", spec)
+        assert dataset.lengths().tolist() == [side**2]
+        blocks = pixels.reshape(32, 32).reshape(side, 32 // side, side, 32 // side).astype(float)
+        means = blocks.transpose(0, 2, 1, 3).reshape(side**2, -1).mean(-1)
+        assert np.abs(dataset[0].tokens.numpy() - 1 - means).max() <= 0.5
+
+
+def test_drawings_cannot_be_made_smaller() -> None:
+    with pytest.raises(InputError, match=r"at least 1024 for pathfinder, whose thin lines .*; got 512"):
+        load_task("pathfinder", max_length=512)
 
 
 def test_specification_and_manifest() -> None:

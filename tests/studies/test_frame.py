@@ -144,9 +144,9 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     with refused(InputError, "--seeds", "whole number", "'1,b'"):
         make_options(Squares, small=False, given={"seeds": "1,b"})
     assert [each.help() for each in option_fields(Options)] == [
-        "Seeds, separated by commas. [default: 0,1; small: 0]",
-        "The exponent. [default: 2.0]",
-        "A remark. [default: none]",
+        "Seeds, separated by commas. (default: 0, 1; small: 0)",
+        "The exponent. (default: 2.0)",
+        "A remark. (default: none)",
     ]
 
 

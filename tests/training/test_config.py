@@ -50,6 +50,7 @@ def test_the_model_is_the_tasks(attention: str) -> None:
 def test_the_model_is_as_long_as_a_padded_batch() -> None:
     assert small_config("text").build_model_config().max_length == task_spec("text").padded_length == 4032
     assert small_config("text", "task.max_length=1000").build_model_config().max_length == 1024
+    assert small_config("image", "task.max_length=300").build_model_config().max_length == 256
 
 
 class TestName:
@@ -84,6 +85,8 @@ class TestName:
             ("loop", {"batch_size": 3}),
             ("loop", {"eval_every": 3}),
             ("loop", {"accumulate": 2}),
+            ("loop", {"dev_limit": 5}),
+            ("loop", {"test_limit": 5}),
             ("hardware", {"devices": 2}),
             ("hardware", {"precision": "bf16-mixed"}),
         ],
@@ -91,6 +94,9 @@ class TestName:
     def test_is_another_when_the_result_is(self, section: str, changes: dict[str, Any]) -> None:
         config = small_config()
         assert changed(config, section, **changes).digest() != config.digest()
+
+    def test_is_that_of_before_there_were_limits(self) -> None:
+        assert not {"dev_limit", "test_limit"} & small_config().deciding_settings()["loop"].keys()
 
     def test_departures_name_what_differs(self) -> None:
         config = small_config()
@@ -145,9 +151,9 @@ class TestRefused:
         with refused(InputError, "task.max_length must be at most 4000 for text; got 4001"):
             TaskConfig(name="text", max_length=4001)
 
-    def test_part_of_a_picture(self) -> None:
-        with refused(InputError, "task.max_length", "pictures of image are not cut"):
-            TaskConfig(name="image", max_length=100)
+    def test_a_smaller_drawing(self) -> None:
+        with refused(InputError, "max_length must be at least 1024 for pathfinder", "thin lines", "got 100"):
+            TaskConfig(name="pathfinder", max_length=100)
 
     def test_all_warm_up(self) -> None:
         with refused(InputError, "optim.warmup_steps must be below loop.steps; got 10 and 10", "optim.warmup_steps=1"):

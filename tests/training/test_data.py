@@ -52,8 +52,24 @@ def test_an_evaluation_counts_every_example_once(task: Task, world_size: int, ba
 
 
 def test_stand_ins_come_last() -> None:
-    batches = EvenBatches(EvaluationBatches(np.ones(5), 2, rank=1, world_size=2), most=3)
-    assert (batches.count, list(batches)) == (1, [[2, 3], [0], [0]])
+    rows = np.arange(5) + 10
+    batches = EvenBatches(EvaluationBatches(np.ones(5), 2, rank=1, world_size=2), rows, most=3)
+    assert (batches.count, list(batches)) == (1, [[12, 13], [0], [0]])
+
+
+def evaluated(task: Task, split: Split, seed: int, **limits: int) -> list[int]:
+    data = TaskData(task, tiny_config(**limits).loop, seed)
+    return sorted(index for batch in data.evaluation(split, 6) for index in batch)
+
+
+def test_an_evaluation_may_be_limited(task: Task) -> None:
+    limited = evaluated(task, Split.DEV, 0, dev_limit=20)
+    assert len(set(limited)) == 20
+    # Not just the first ones, but the same whatever the seed.
+    assert max(limited) >= 20
+    assert evaluated(task, Split.DEV, 5, dev_limit=20) == limited
+    assert len(evaluated(task, Split.TEST, 0, dev_limit=20)) == 64
+    assert len(set(evaluated(task, Split.TEST, 0, test_limit=7))) == 7
 
 
 def test_evaluation_batches_have_a_size_of_their_own(task: Task) -> None:

@@ -134,6 +134,13 @@ class TestPicture:
         assert found.probabilities == pytest.approx(expected, abs=1e-6)
         assert image(str(tmp_path / "grey.png")) == image((tmp_path / "grey.png").read_bytes()) == found
 
+    def test_is_made_as_small_as_those_of_the_training(self, tmp_path: Path) -> None:
+        small = Predictor(finished_run(tmp_path, small_config("image", "task.max_length=64")))
+        blocks = np.kron(np.arange(64, dtype=np.uint8).reshape(8, 8), np.ones((4, 4), np.uint8))
+        Image.fromarray(blocks).save(tmp_path / "grey.png")
+        expected = probabilities(small, list(range(1, 65)))
+        assert small(tmp_path / "grey.png").probabilities == pytest.approx(expected, abs=1e-6)
+
     @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
     def test_colours_become_grey(self, image: Predictor, mode: str) -> None:
         grey, colour = BytesIO(), BytesIO()

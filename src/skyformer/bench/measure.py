@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -20,6 +19,7 @@ from torch import Tensor
 from skyformer.bench.contenders import Contender, Job, Setting
 from skyformer.errors import SkyformerError
 from skyformer.functional import kernelized_attention, softmax_attention
+from skyformer.studies.memory import peak_bytes, reset_peak, return_free_memory
 
 SLOW_SECONDS = 5.0
 """A step that took longer than this in its fresh process is not run again: noise no longer matters."""
@@ -95,42 +95,10 @@ def measure_fresh(name: str, setting: Setting, threads: int) -> Fresh:
 def step_memory(job: Job) -> tuple[float, int]:
     """Seconds of one step, and the most bytes this process held during it beyond what it held before."""
     gc.collect()
-    _return_free_memory()
-    before = _reset_peak()
+    return_free_memory()
+    before = reset_peak()
     _, seconds = run_step(job)
-    return seconds, max(0, _peak_bytes() - before)
-
-
-def _return_free_memory() -> None:
-    """Gives freed memory back to the system, so that a later step cannot hide in it; glibc only."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _reset_peak() -> int:
-    """Makes the kernel forget the peak of this process, and returns what it holds now."""
-    clear = Path("/proc/self/clear_refs")
-    if clear.exists():
-        clear.write_text("5")
-        return _status_bytes("VmRSS")
-    return _peak_bytes()
-
-
-def _peak_bytes() -> int:
-    if Path("/proc/self/status").exists():
-        return _status_bytes("VmHWM")
-    import resource
-
-    # Outside Linux the peak cannot be reset; macOS counts in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise SkyformerError(f"/proc/self/status has no {field}")
+    return seconds, max(0, peak_bytes() - before)
 
 
 @torch.no_grad()

@@ -93,9 +93,9 @@ def _prepare(name: str, wanted: Wanted, source: Path | None, workers: int | None
 
 
 def _check_length(task: str, max_length: int | None) -> None:
-    if max_length is not None and task in TASKS and TASKS[task].image_side is None and task != "listops":
+    if max_length is not None and task in TASKS and task != "listops":
         raise InputError(
-            f"--max-length makes listops shorter; {task} is kept whole, and cut as it is loaded: leave it out"
+            f"--max-length makes listops shorter; {task} is kept whole and shortened as it is loaded: leave it out"
         )
 
 

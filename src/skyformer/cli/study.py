@@ -27,7 +27,7 @@ Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that measure side by side, --threads each.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the output folder holds, and begin anew.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Folder of the record, tables and figures [default: results/NAME].")
+    Path | None, typer.Option("--output", help="Folder of the record, tables and figures (default: results/NAME).")
 ]
 Render = Annotated[bool, typer.Option("--render", help="Measure nothing: tables and figures from the stored record.")]
 

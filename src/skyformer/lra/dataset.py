@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from skyformer.lra.examples import Integers, Symbols
+from skyformer.lra.examples import Integers, Symbols, shrink
 from skyformer.lra.places import find
 from skyformer.lra.storage import Manifest, StoredSplit, Variant
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, Split, TaskSpec
@@ -25,6 +25,13 @@ class Example(NamedTuple):
     label: int
     id: int
     second: Tensor | None = None
+
+
+def fit(symbols: Symbols, spec: TaskSpec) -> Symbols:
+    """An example at the length of its task: an image made smaller, a text cut."""
+    if spec.image_side is not None and len(symbols) > spec.max_length:
+        return shrink(symbols, spec.image_side)
+    return symbols[: spec.max_length]
 
 
 class TaskDataset(Dataset[Example]):
@@ -56,8 +63,7 @@ class TaskDataset(Dataset[Example]):
         return Example(self._ids(stored.tokens[row]), int(stored.labels[row]), row, second)
 
     def _ids(self, symbols: Symbols) -> Tensor:
-        ids = symbols[: self.spec.max_length].astype(np.int64) + FIRST_SYMBOL_ID
-        return torch.from_numpy(ids)
+        return torch.from_numpy(fit(symbols, self.spec).astype(np.int64) + FIRST_SYMBOL_ID)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         return [self[index] for index in indices]
@@ -91,7 +97,8 @@ def load_task(
     level: str | None = None,
     max_length: int | None = None,
 ) -> Task:
-    """A task that `prepare` made ready with the same options; `max_length` cuts texts here, as they are read."""
+    """A task that `prepare` made ready with the same options; `max_length` cuts texts and shrinks photographs
+    here, as they are read."""
     variant = Variant.of(name, seed=seed, limit=limit, level=level, max_length=max_length)
     folder, manifest = find(variant, data_dir)
     files = [folder / manifest.splits[split].file for split in Split]

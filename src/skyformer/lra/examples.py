@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,13 @@ class Ragged:
     def take(self, rows: Integers | npt.NDArray[np.bool_]) -> Ragged:
         everything = list(self.rows())
         return Ragged.from_rows([everything[row] for row in np.arange(len(self))[rows]])
+
+
+def shrink(pixels: Symbols, side: int) -> Symbols:
+    """A square image, row after row, averaged down to a smaller side that divides its own."""
+    block = math.isqrt(len(pixels)) // side
+    means = pixels.reshape(side, block, side, block).mean(axis=(1, 3))
+    return np.rint(means).astype(np.uint8).reshape(-1)
 
 
 @dataclass(frozen=True)

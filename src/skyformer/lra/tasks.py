@@ -50,6 +50,7 @@ class TaskSpec:
     label_names: tuple[str, ...]
     paired: bool = False
     image_side: int | None = None
+    can_shrink: bool = False
     padding_id: int = PADDING_ID
 
     @property
@@ -63,17 +64,24 @@ class TaskSpec:
         return round_up(self.max_length)
 
     def cut_to(self, max_length: int | None) -> TaskSpec:
-        """The task with examples of at most `max_length` tokens; half an image would be another task."""
+        """The task with examples of at most `max_length` tokens: texts are cut, photographs averaged down to the
+        largest square that fits and whose side divides theirs. Pathfinder stays as it is: its paths are lines of a
+        pixel's width, which an average would blur together."""
         if max_length is None:
             return self
         if max_length < 1:
             raise InputError(f"max_length must be at least 1, got {max_length}")
-        if self.image_side is not None and max_length < self.max_length:
+        if max_length >= self.max_length:
+            return self
+        if self.image_side is None:
+            return replace(self, max_length=max_length)
+        if not self.can_shrink:
             raise InputError(
-                f"max_length must be at least {self.max_length} for {self.name}, whose images cannot be cut; "
-                f"got {max_length}: leave it out"
+                f"max_length must be at least {self.max_length} for {self.name}, whose thin lines would not survive "
+                f"in a smaller image; got {max_length}: leave it out"
             )
-        return self if max_length >= self.max_length else replace(self, max_length=max_length)
+        side = max(side for side in range(1, self.image_side) if self.image_side % side == 0 and side**2 <= max_length)
+        return replace(self, max_length=side**2, image_side=side)
 
 
 def round_up(length: int, multiple: int = PADDING_MULTIPLE) -> int:
@@ -144,6 +152,7 @@ TASKS: dict[str, TaskSpec] = {
             sizes=SplitSizes(45_000, 5_000, 10_000),
             label_names=CIFAR10_CLASSES,
             image_side=32,
+            can_shrink=True,
         ),
     )
 }

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from skyformer.report.paper import ACCURACY, TASK_TITLES
 from skyformer.report.tables import Line, PaperLayout
+from skyformer.studies.paper import ACCURACY, TASK_TITLES
 from skyformer.training.collect import Cell, RunRow, Summary
 
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from skyformer.report.paper import ACCURACY, ACCURACY_BLOCKS, TASK_TITLES, PaperAccuracy
+from skyformer.studies.paper import ACCURACY, ACCURACY_BLOCKS, TASK_TITLES, PaperAccuracy
 from skyformer.training.collect import Cell, RunRow, Summary
 
 NOTHING = "-"

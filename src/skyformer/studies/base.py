@@ -120,7 +120,7 @@ class OptionField:
     def help(self) -> str:
         shown, small = (_spell(value) for value in (self.default, self.setting.small))
         defaults = f"default: {shown}" if shown == small else f"default: {shown}; small: {small}"
-        return f"{self.setting.help} [{defaults}]"
+        return f"{self.setting.help} ({defaults})"
 
 
 def option_fields(options_type: type) -> list[OptionField]:
@@ -154,5 +154,5 @@ def _kind(hint: Any) -> tuple[bool, type]:
 
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(str(each) for each in value)
+        return ", ".join(str(each) for each in value)
     return "none" if value is None else str(value)

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
-from skyformer.errors import TrainingError
+from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
 from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model, stored_weights_digest
@@ -53,7 +53,7 @@ class StayFinite(Callback):
         bad_loss = any(not torch.isfinite(part.loss) for part in pl_module.parts)
         bad = bad_loss or not self._gradients_are_finite(pl_module)
         if agreed(trainer, bad)[0]:
-            raise TrainingError(self._describe(trainer, pl_module))
+            raise DivergedError(self._describe(trainer, pl_module))
 
     @staticmethod
     def _gradients_are_finite(module: ClassifierModule) -> bool:

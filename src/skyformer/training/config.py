@@ -27,6 +27,7 @@ _DECIDES_NOTHING: dict[str, bool | set[str]] = {
     "hardware": {"accelerator", "threads"},
 }
 """Settings that change where and how a run is computed, but not what comes out."""
+_LIMITS = ("dev_limit", "test_limit")
 
 
 class TaskConfig(Settings):
@@ -38,13 +39,11 @@ class TaskConfig(Settings):
     level: str | None = Field(default=None, description="of Pathfinder: easy, intermediate or hard")
     data_seed: Seed = Field(default=0, description="the seed that the data was prepared with")
     limit: Count | None = Field(default=None, description="the limit that the data was prepared with")
-    max_length: Count | None = Field(default=None, description="text is cut to it, ListOps made no longer than it")
+    max_length: Count | None = Field(default=None, description="text is cut, an image shrunk to it; ListOps no longer")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         spec = task_spec(self.name)
-        if self.max_length is not None and spec.image_side is not None:
-            raise InputError(f"task.max_length must be left out: the pictures of {self.name} are not cut")
         if self.max_length is not None and self.max_length > spec.max_length:
             raise InputError(
                 f"task.max_length must be at most {spec.max_length} for {self.name}; got {self.max_length}"
@@ -61,7 +60,7 @@ class TaskConfig(Settings):
     @property
     def longest(self) -> int:
         """Tokens of the longest example."""
-        return self.max_length or task_spec(self.name).max_length
+        return task_spec(self.name).cut_to(self.max_length).max_length
 
 
 class ModelSettings(Settings):
@@ -109,6 +108,8 @@ class LoopConfig(Settings):
     group_by_length: bool = Field(default=True, description="batches of similar lengths, with less padding")
     pad_to_max: bool = Field(default=False, description="pad every batch to the longest length of the task")
     eval_every: Count = Field(description="steps between evaluations on the dev set; there is one at the end, too")
+    dev_limit: Count | None = Field(default=None, description="examples an evaluation on the dev set; null = all")
+    test_limit: Count | None = Field(default=None, description="examples of the final test; null = all")
     eval_batch_size: Count | None = Field(default=None, description="null = batch_size")
     checkpoint_every: Count = Field(description="steps between checkpoints")
     log_every: Count = Field(description="steps between rows of metrics.csv")
@@ -167,7 +168,10 @@ class RunConfig(Settings):
 
     def deciding_settings(self) -> dict[str, Any]:
         """The settings that decide the result, seed included, as plain data."""
-        return self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
+        settings = self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
+        # Left out where they limit nothing: runs older than these two settings stay what they were.
+        loop = {name: value for name, value in settings["loop"].items() if name not in _LIMITS or value is not None}
+        return {**settings, "loop": loop}
 
     def departures(self, other: RunConfig) -> list[str]:
         """The settings that decide the result and are not what they are in `other`, as `name=value`."""

@@ -1,4 +1,4 @@
-"""The data of a run for Lightning: training batches from the step a run is at, evaluation over every example once."""
+"""The data of a run for Lightning: training batches from the step a run is at, every example of an evaluation once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from skyformer.lra.batching import EvaluationBatches, loader_of, training_loader
 from skyformer.lra.dataset import Example, Task, load_task
+from skyformer.lra.examples import Integers
+from skyformer.lra.sampling import choose
 from skyformer.lra.tasks import Split
 from skyformer.training.config import LoopConfig, RunConfig
 
@@ -34,8 +36,8 @@ class EvenBatches(Sampler[list[int]]):
     first `count` batches are to be scored.
     """
 
-    def __init__(self, batches: EvaluationBatches, most: int) -> None:
-        self._batches, self._most = batches, most
+    def __init__(self, batches: EvaluationBatches, rows: Integers, most: int) -> None:
+        self._batches, self._rows, self._most = batches, rows, most
 
     @property
     def count(self) -> int:
@@ -45,7 +47,7 @@ class EvenBatches(Sampler[list[int]]):
         return self._most
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from self._batches
+        yield from (self._rows[batch].tolist() for batch in self._batches)
         yield from ([0] for _ in range(self._most - self.count))
 
 
@@ -78,9 +80,16 @@ class TaskData(pl.LightningDataModule):
     ) -> EvenBatches:
         """Which examples of a split this process evaluates."""
         size = batch_size or self.loop.eval_batch_size or self.loop.batch_size
-        lengths = self.task[split].lengths()
+        rows = self._rows(split)
+        lengths = self.task[split].lengths()[rows]
         batches = EvaluationBatches(lengths, size, rank=rank, world_size=world_size)
-        return EvenBatches(batches, most=len(EvaluationBatches(lengths, size, rank=0, world_size=world_size)))
+        return EvenBatches(batches, rows, most=len(EvaluationBatches(lengths, size, rank=0, world_size=world_size)))
+
+    def _rows(self, split: Split) -> Integers:
+        """The examples that count: all, or as many as the run says, classes in proportion and the same in every run."""
+        limit = {Split.DEV: self.loop.dev_limit, Split.TEST: self.loop.test_limit}.get(split)
+        labels = self.task[split].stored.labels
+        return choose(labels, len(labels) if limit is None else limit, seed=0)
 
     def loader(self, split: Split, batches: EvenBatches) -> DataLoader[Example]:
         return loader_of(self.task[split], batches, pad_to_max=self.loop.pad_to_max, num_workers=self.loop.workers)

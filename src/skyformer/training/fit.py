@@ -108,9 +108,10 @@ def evaluate(
     config = run.config
     task = load_data(config, data_dir)
     module = ClassifierModule(config, load_best_model(run))
+    loop = config.loop.replace(dev_limit=None, test_limit=None)
     with quiet_lightning():
         trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
-        return score(trainer, module, TaskData(task, config.loop, config.seed), Split(split), batch_size)
+        return score(trainer, module, TaskData(task, loop, config.seed), Split(split), batch_size)
 
 
 @dataclass(frozen=True)

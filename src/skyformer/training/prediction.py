@@ -15,7 +15,7 @@ from torch import Tensor
 from skyformer.errors import DataError, InputError
 from skyformer.lra import listops
 from skyformer.lra.batching import Batch, collate
-from skyformer.lra.dataset import Example
+from skyformer.lra.dataset import Example, fit
 from skyformer.lra.examples import Symbols
 from skyformer.lra.image import grey
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec, task_spec
@@ -69,8 +69,8 @@ class Predictor:
 
     def _tokens(self, given: Input, cut: bool) -> Tensor:
         symbols = _reader(self.spec)(given)
-        if cut and self._is_text:
-            symbols = symbols[: self.longest]
+        if self.spec.image_side is not None or (cut and self._is_text):
+            symbols = fit(symbols, self.spec.cut_to(self.longest))
         self._check_length(len(symbols))
         return torch.from_numpy(symbols.astype(np.int64) + FIRST_SYMBOL_ID)
 

@@ -53,3 +53,26 @@ ACCURACY_BLOCKS = (
 )
 
 ACCURACY = MappingProxyType({row.attention: row for block in ACCURACY_BLOCKS for row in block})
+
+
+@dataclass(frozen=True)
+class PaperCost:
+    """One row of Table 2: hours for 50,000 steps and peak memory in GB on a V100, in the order of TASK_TITLES."""
+
+    hours: tuple[float, ...]
+    memory: tuple[float, ...]
+
+
+COSTS = MappingProxyType(
+    {
+        "softmax": PaperCost((4.30, 2.24, 8.33, 2.57, 4.22), (10.37, 5.37, 10.77, 5.74, 11.47)),
+        "kernelized": PaperCost((3.91, 1.99, 7.46, 2.42, 4.05), (5.73, 5.94, 10.46, 6.38, 6.38)),
+        "nystromformer": PaperCost((0.71, 0.71, 1.29, 1.49, 2.70), (1.21, 1.37, 2.39, 3.35, 6.71)),
+        "linformer": PaperCost((0.65, 0.60, 1.13, 1.09, 2.19), (0.99, 0.99, 1.89, 1.97, 3.94)),
+        "informer": PaperCost((1.60, 1.19, 2.91, 2.39, 3.90), (5.12, 4.85, 5.77, 4.75, 9.51)),
+        "performer": PaperCost((0.77, 0.73, 1.41, 1.40, 2.55), (1.09, 1.09, 2.16, 2.20, 4.39)),
+        "reformer": PaperCost((0.94, 0.85, 1.73, 1.70, 3.08), (1.61, 1.61, 2.98, 3.21, 6.42)),
+        "bigbird": PaperCost((2.00, 1.88, 3.81, 3.39, 6.53), (2.83, 2.71, 4.97, 4.97, 9.95)),
+        "skyformer": PaperCost((1.02, 1.29, 1.86, 2.03, 3.40), (1.59, 1.75, 3.15, 4.13, 8.26)),
+    }
+)

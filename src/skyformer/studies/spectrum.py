@@ -1,0 +1,433 @@
+"""Singular values of attention in a trained softmax transformer (appendix, Figure 3).
+
+On each task a trained softmax model reads a batch of test examples. From the queries, keys and values of its second
+layer, with padding left out and an example at a time:
+
+- outputs, heads side by side (n, H P): softmax attention as the model computes it, and what Kernelized Attention and
+  Skyformer would make of the same Q, K, V.
+- score matrices of each head (n, n): the un-normalised A = exp(Q K^T / sqrt(P)), its row-normalised form D^-1 A, and
+  the Gaussian C. Their condition numbers are the paper's explanation of why softmax trains less stably.
+
+A spectrum is divided by its largest value and averaged over examples and heads. The models are runs of the study of
+accuracy, or of any preset; one that is missing is trained, one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.kernels import GaussianKernel
+from skyformer.lra.tasks import TASKS
+from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.paper import TASK_TITLES
+from skyformer.studies.record import significant
+from skyformer.studies.registry import register_study
+from skyformer.studies.show import Figure, Panel, Series, Table, number
+
+if TYPE_CHECKING:
+    from skyformer.lra.batching import Batch
+    from skyformer.lra.dataset import Task
+    from skyformer.training.config import RunConfig
+    from skyformer.training.runs import Run
+
+LAYER = 2
+GAMMA = 0.1
+"""The regularisation of the authors' code."""
+
+OUTPUTS = ("softmax", "kernelized", "skyformer")
+SCORES = ("A", "D^-1 A", "C")
+MATRICES = (*OUTPUTS, *SCORES)
+INDEX = (*range(1, 17), *range(20, 65, 4), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""The places in a spectrum that are kept."""
+
+ENERGY = 0.99
+VISIBLE = 0.01
+SMALL_TRAINING = (
+    "task.max_length=128",
+    "task.limit=1000",
+    "optim.warmup_steps=5",
+    "loop.steps=50",
+    "loop.eval_every=50",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    tasks: tuple[str, ...] = option(tuple(TASK_TITLES), small=("listops",), help="Tasks of Long Range Arena.")
+    preset: str = option("study", small="short", help="What the softmax models were, or are, trained with.")
+    changes: tuple[str, ...] = option((), small=SMALL_TRAINING, help="Changes to it, as --set of `skyformer train`.")
+    seed: int = option(0, help="Of the runs, and of what is drawn here.")
+    runs_dir: str = option("results/accuracy/runs", small="results/small/spectrum/runs", help="Where runs are kept.")
+    data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
+    examples: int = option(8, small=4, help="Test examples a task.")
+    length: int = option(1024, help="Tokens that are read of each at most.")
+    landmarks: int = option(128, help="Of Skyformer.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """run: the name of the trained model, which ends in a digest of its settings."""
+
+    task: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of each of MATRICES, in that order; None where a matrix vanishes.
+
+    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, as far as all
+    matrices have them. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least a hundredth
+    of the largest. effective_rank: the exponential of the entropy of the values' shares.
+    condition: the median of largest over smallest, the smallest taken as rounding where it is lost in it.
+    singular: the share of matrices where it is. row_spread: of scores, the median of largest over smallest row sum.
+    """
+
+    steps: int
+    test_accuracy: float
+    lengths: tuple[int, ...]
+    curves: tuple[tuple[float | None, ...], ...]
+    energy_rank: tuple[float | None, ...]
+    visible: tuple[float | None, ...]
+    effective_rank: tuple[float | None, ...]
+    condition: tuple[float | None, ...]
+    singular: tuple[float, ...]
+    row_spread: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """What the singular values of several matrices have in common."""
+
+    curve: tuple[float | None, ...]
+    energy_rank: float | None
+    visible: float | None
+    effective_rank: float | None
+    condition: float | None
+    singular: float
+
+    @staticmethod
+    def of(matrices: Sequence[Tensor]) -> Spectra:
+        """All of one kind; those that vanish have no spectrum and count as singular."""
+        values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
+        kept = [each for each in values if each[0] > 0]
+        shares = [each / each[0] for each in kept]
+        shortest = min((len(each) for each in shares), default=0)
+        # Smaller values are what rounding in the largest leaves.
+        floors = [max(m.shape) * torch.finfo(torch.float64).eps for m, v in zip(matrices, values, strict=True) if v[0]]
+        lost = sum(float(each[-1]) <= floor for each, floor in zip(shares, floors, strict=True))
+        conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
+        return Spectra(
+            curve=tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
+            energy_rank=_mean([energy_rank(each) for each in kept]),
+            visible=_mean([int((each >= VISIBLE).sum()) for each in shares]),
+            effective_rank=_mean([effective_rank(each) for each in kept]),
+            condition=significant(statistics.median(conditions)) if conditions else None,
+            singular=(lost + len(values) - len(kept)) / len(values),
+        )
+
+
+def energy_rank(values: Tensor) -> int:
+    """How many of the singular values hold 99 % of the sum of their squares."""
+    energy = values.square().cumsum(0)
+    return int((energy < ENERGY * energy[-1]).sum()) + 1
+
+
+def effective_rank(values: Tensor) -> float:
+    """exp of the entropy of the values as shares of their sum: r equal values, and zeros, give r."""
+    shares = values / values.sum()
+    return float(torch.special.entr(shares).sum().exp())
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return significant(statistics.mean(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Example:
+    """Queries, keys and values (H, n, P) of one example in one layer, without padding."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @property
+    def scale(self) -> float:
+        return float(self.query.shape[-1] ** -0.5)
+
+    def outputs(self, landmarks: int, seed: int) -> list[Tensor]:
+        """What each of OUTPUTS makes of it, heads side by side: (n, H P) each."""
+        q, k, v = (x.double().unsqueeze(0) for x in (self.query, self.key, self.value))
+        generator = torch.Generator().manual_seed(seed)
+        found = (
+            softmax_attention(q, k, v),
+            kernelized_attention(q, k, v),
+            skyformer_attention(q, k, v, num_landmarks=landmarks, gamma=GAMMA, generator=generator),
+        )
+        return [each[0].transpose(0, 1).flatten(1) for each in found]
+
+    def scores(self) -> list[list[Tensor]]:
+        """Each of SCORES for every head: (n, n) each."""
+        query, key = self.query.double(), self.key.double()
+        inner = self.scale * query @ key.mT
+        # A factor in common changes no figure that is kept, and without it no exponential overflows.
+        A = (inner - inner.amax((-2, -1), keepdim=True)).exp()
+        C = GaussianKernel().matrix(query, key, self.scale)
+        return [list(A), list(torch.softmax(inner, -1)), list(C)]
+
+
+@torch.no_grad()
+def read_layer(model: Any, batch: Batch, layer: int) -> list[Example]:
+    """What the attention of a layer, counted from 1, is given for each example; of pairs, for the first half."""
+    seen: list[tuple[Tensor, ...]] = []
+    attention = model.encoder.layers[layer - 1].attention.attention
+    hook = attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    try:
+        model.eval().encoder(batch.tokens, batch.mask)
+    finally:
+        hook.remove()
+    (inputs,) = seen
+    return [Example(*(x[number][:, real] for x in inputs)) for number, real in enumerate(batch.mask)]
+
+
+def row_spread(scores: Sequence[Tensor]) -> float | None:
+    """The median over matrices of the largest over the smallest row sum."""
+    sums = [matrix.sum(-1) for matrix in scores]
+    return significant(statistics.median(float(each.max() / each.min()) for each in sums))
+
+
+def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[str, tuple[Any, ...]]:
+    """The figures of a `Result` that come from singular values, by field."""
+    by_output = list(zip(*(example.outputs(landmarks, seed) for example in examples), strict=True))
+    by_score = [
+        [head for heads in of_kind for head in heads]
+        for of_kind in zip(*(example.scores() for example in examples), strict=True)
+    ]
+    spectra = [Spectra.of(matrices) for matrices in (*by_output, *by_score)]
+    return {
+        "curves": tuple(each.curve for each in spectra),
+        "energy_rank": tuple(each.energy_rank for each in spectra),
+        "visible": tuple(each.visible for each in spectra),
+        "effective_rank": tuple(each.effective_rank for each in spectra),
+        "condition": tuple(each.condition for each in spectra),
+        "singular": tuple(each.singular for each in spectra),
+        "row_spread": (*(None for _ in by_output), *(row_spread(matrices) for matrices in by_score)),
+    }
+
+
+@register_study
+class Spectrum(Study[Options, Cell, Result]):
+    name = "spectrum"
+    title = "Singular values of attention in trained models (appendix, Figure 3)"
+    options_type, cell_type, result_type = Options, Cell, Result
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        for task in options.tasks:
+            if task not in TASKS:
+                raise UnknownNameError("task", task, TASKS)
+        for name, least in (("examples", 1), ("length", 2), ("landmarks", 1)):
+            if getattr(options, name) < least:
+                raise InputError(f"--{name} must be at least {least}; got {getattr(options, name)}")
+
+    def facts(self) -> Mapping[str, Fact]:
+        """Opens all data, so that what is missing is told before anything is trained."""
+        from skyformer.studies.tasks import data_fact
+
+        chosen = self.options
+        data = {f"{task} data": data_fact(self._data(task)) for task in chosen.tasks}
+        return {"examples": chosen.examples, "length": chosen.length, "landmarks": chosen.landmarks, **data}
+
+    def cells(self) -> Sequence[Cell]:
+        return [Cell(task, self._run_name(task)) for task in self.options.tasks]
+
+    def _run_name(self, task: str) -> str:
+        found = self._finished_run(task)
+        return self._config(task).run_name() if found is None else found.name
+
+    def measure(self, cell: Cell) -> Result:
+        from skyformer.training.prediction import load_best_model
+
+        run = self._trained(cell.task)
+        assert run.result is not None
+        batch = draw_test_batch(self._data(cell.task), self.options.examples, self.options.length, self.options.seed)
+        examples = read_layer(load_best_model(run), batch, LAYER)
+        return Result(
+            steps=run.result.steps,
+            test_accuracy=run.result.test_accuracy,
+            lengths=tuple(example.query.shape[1] for example in examples),
+            **summarise(examples, self.options.landmarks, self.options.seed),
+        )
+
+    def _trained(self, task: str) -> Run:
+        from skyformer.training import open_run, resume, train
+
+        found = self._finished_run(task)
+        if found is not None:
+            return found
+        config, chosen = self._config(task), self.options
+        folder = Path(chosen.runs_dir) / config.run_name()
+        if folder.exists():
+            resume(open_run(folder), data_dir=chosen.data_dir, progress=False)
+        else:
+            train(config, runs_dir=chosen.runs_dir, data_dir=chosen.data_dir, progress=False)
+        return open_run(folder)
+
+    def _finished_run(self, task: str) -> Run | None:
+        """The run of the settings asked for, here or one folder below."""
+        from skyformer.training import list_runs
+
+        root, name = Path(self.options.runs_dir), self._config(task).run_name()
+        folders = [root, *sorted(root.glob(f"{task}-*"))]
+        runs = [run for folder in folders for run in list_runs(folder, task)]
+        return next((run for run in runs if run.name == name and run.finished), None)
+
+    def _config(self, task: str) -> RunConfig:
+        from skyformer.training import load_preset
+
+        chosen = self.options
+        return load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
+
+    def _data(self, task: str) -> Task:
+        from skyformer.studies.tasks import study_data
+
+        return study_data(self._config(task), self.options.data_dir)
+
+    @classmethod
+    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+        return [*_claims(results), _output_table(results), _score_table(results), _run_table(results)]
+
+    @classmethod
+    def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
+        return [_paper_figure(results), _matrix_figure(results)] if results else []
+
+
+def draw_test_batch(task: Task, count: int, length: int, seed: int) -> Batch:
+    """Test examples at random, cut to `length` tokens."""
+    from skyformer.lra.batching import collate
+
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(task.test), generator=generator)[:count].tolist()
+    examples = [task.test[row] for row in rows]
+    return collate([each._replace(tokens=each.tokens[:length], second=None) for each in examples])
+
+
+def _of_tasks(results: Mapping[Cell, Result]) -> dict[str, Result]:
+    """In the order of the paper's tables."""
+    found = {cell.task: result for cell, result in results.items()}
+    return {task: found[task] for task in TASK_TITLES if task in found}
+
+
+def _output_table(results: Mapping[Cell, Result]) -> Table:
+    rows = [
+        [TASK_TITLES[task], *(text for name in OUTPUTS for text in _ranks(result, name))]
+        for task, result in _of_tasks(results).items()
+    ]
+    note = (
+        "Means over the batch. 99 %: how many singular values hold 99 % of the squared sum; 1 %: how many are at least "
+        "1 % of the largest; rank: the exponential of the entropy of their shares. All are at most the width of all "
+        "heads."
+    )
+    groups = [("", 1), *((name, 3) for name in OUTPUTS)]
+    return Table(f"Attention output of layer {LAYER}", ["task", *["99 %", "1 %", "rank"] * 3], rows, note, groups)
+
+
+def _ranks(result: Result, name: str) -> list[str]:
+    place = MATRICES.index(name)
+    return [number(of_kind[place]) for of_kind in (result.energy_rank, result.visible, result.effective_rank)]
+
+
+def _score_table(results: Mapping[Cell, Result]) -> Table:
+    rows = [
+        [TASK_TITLES[task], *(text for name in SCORES for text in _score_texts(result, name))]
+        for task, result in _of_tasks(results).items()
+    ]
+    note = (
+        "99 %, 1 % and rank as above. Condition: the median of the largest over the smallest singular value; with a > "
+        "most are singular to double precision. Rows: the median of the largest over the smallest row sum."
+    )
+    groups = [("", 1), *((name, 5) for name in SCORES)]
+    header = ["task", *["99 %", "1 %", "rank", "condition", "rows"] * 3]
+    return Table(f"Score matrices of layer {LAYER}", header, rows, note, groups)
+
+
+def _score_texts(result: Result, name: str) -> list[str]:
+    place = MATRICES.index(name)
+    sign = "> " if result.singular[place] > 0.5 else ""
+    return [*_ranks(result, name), sign + number(result.condition[place]), number(result.row_spread[place])]
+
+
+def _run_table(results: Mapping[Cell, Result]) -> Table:
+    names = {cell.task: cell.run for cell in results}
+    rows = [
+        [
+            TASK_TITLES[task],
+            names[task],
+            f"{r.steps:,}",
+            f"{100 * r.test_accuracy:.1f}",
+            f"{min(r.lengths):,} to {max(r.lengths):,}",
+        ]
+        for task, r in _of_tasks(results).items()
+    ]
+    return Table("The trained models", ["task", "run", "steps", "test accuracy (%)", "tokens"], rows)
+
+
+def _claims(results: Mapping[Cell, Result]) -> list[Table]:
+    """What the paper concludes, where the tasks for it are there."""
+    by_task = _of_tasks(results)
+    rows = []
+    if {"retrieval", "pathfinder", "text", "listops"} <= by_task.keys():
+        for slow in ("retrieval", "pathfinder"):
+            rows += [_slower(by_task, slow, fast) for fast in ("text", "listops")]
+    rows += [_better_condition(TASK_TITLES[task], result) for task, result in by_task.items()]
+    note = "Outputs: effective rank of softmax attention. Scores: condition numbers, a > as below."
+    return [Table("What the paper concludes", ["claim", "left", "right", "holds"], rows, note)] if rows else []
+
+
+def _slower(by_task: Mapping[str, Result], slow: str, fast: str) -> list[str]:
+    left, right = (by_task[task].effective_rank[0] or 0.0 for task in (slow, fast))
+    claim = f"the output decays slower on {TASK_TITLES[slow]} than on {TASK_TITLES[fast]}"
+    return [claim, number(left), number(right), "yes" if left > right else "no"]
+
+
+def _better_condition(title: str, result: Result) -> list[str]:
+    """Two matrices that are both singular in double precision cannot be told apart."""
+    places = [MATRICES.index(name) for name in ("C", "D^-1 A")]
+    texts = [_score_texts(result, name)[-2] for name in ("C", "D^-1 A")]
+    ours, softmax = (result.condition[place] for place in places)
+    open_ = ours is None or softmax is None or all(result.singular[place] > 0.5 for place in places)
+    verdict = "both singular" if open_ else "yes" if (ours or 0.0) < (softmax or 0.0) else "no"
+    return [f"C is better conditioned than D^-1 A on {title}", *texts, verdict]
+
+
+def _line(label: str, curve: Sequence[float | None]) -> Series:
+    points = [(i, value) for i, value in zip(INDEX, curve, strict=True) if value is not None and value > 1e-17]
+    return Series(label, [i for i, _ in points], [value for _, value in points])
+
+
+def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
+    """Figure 3: the output of softmax attention, a line a task."""
+    lines = [_line(TASK_TITLES[task], result.curves[0]) for task, result in _of_tasks(results).items()]
+    panel = Panel(f"output of layer {LAYER}", "number", "singular value / largest", lines, y_log=True)
+    return Figure("figure", "Singular values of softmax attention's output", [panel], columns=1)
+
+
+def _matrix_figure(results: Mapping[Cell, Result]) -> Figure:
+    """Above the outputs, below the score matrices; a column a task."""
+    by_task = _of_tasks(results)
+    panels = []
+    for names, what in ((OUTPUTS, "output"), (SCORES, "scores")):
+        for task, result in by_task.items():
+            lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
+            title = f"{TASK_TITLES[task]}, {what}"
+            panels.append(Panel(title, "number", "singular value / largest", lines, x_log=True, y_log=True))
+    return Figure("matrices", "Singular values on the same Q, K, V", panels, columns=max(2, len(by_task)))

@@ -1,0 +1,295 @@
+"""The study of efficiency: what fits is timed, what does not says so, and the tables' arithmetic is the paper's."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
+from skyformer.functional import softmax_attention
+from skyformer.lra.batching import Batch
+from skyformer.studies import efficiency, fresh_steps, run_study
+from skyformer.studies.base import make_options
+from skyformer.studies.efficiency import (
+    GB,
+    MATERIALISED,
+    PADDED,
+    SIMILAR,
+    Cell,
+    Efficiency,
+    Options,
+    Result,
+    choose_batches,
+    paper_ratio,
+    ratio_to_softmax,
+)
+from skyformer.studies.fresh_steps import (
+    MaterialisedSoftmax,
+    Request,
+    Steps,
+    read_outcome,
+    run_in_fresh_process,
+    save_batches,
+    take_steps,
+    time_steps,
+)
+from skyformer.studies.memory import free_bytes
+from skyformer.training.config import to_yaml
+from tests.helpers import refused, scattered_mask
+
+LENGTH = 64
+STEPS = Steps((2.0, 4.0, 3.0), (LENGTH,) * 3, GB, 3 * GB, 0.01)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def small_options(data_dir: str, length: int) -> Options:
+    return Options(tasks=("listops",), attentions=("skyformer",), length=length, listops_limit=1000, data_dir=data_dir)
+
+
+@pytest.fixture
+def study(data_dir: str) -> Efficiency:
+    return Efficiency(small_options(data_dir, LENGTH))
+
+
+@pytest.fixture
+def request_of(study: Efficiency, tmp_path: Path) -> Request:
+    """Two small batches of ListOps for softmax as the paper ran it."""
+    config = study._config("listops", "softmax")
+    batches = choose_batches(study._data["listops"], config, PADDED)
+    save_batches(batches, str(tmp_path / "batches.pt"))
+    return Request(to_yaml(config), True, str(tmp_path / "batches.pt"), 8, 1, 0.01, GB)
+
+
+def test_a_fresh_process_tells_its_times_and_memory(request_of: Request) -> None:
+    steps = run_in_fresh_process(request_of)
+    assert steps is not None
+    assert 2 <= len(steps.seconds) <= 5
+    assert set(steps.lengths) == {LENGTH}
+    assert all(0 < seconds < 60 for seconds in (*steps.seconds, steps.reference_seconds))
+    # A process with torch in it holds more than 100 MB, and a tiny step adds little.
+    assert steps.before_bytes > 1e8
+    assert 0 < steps.peak_bytes - steps.before_bytes < 5e8
+
+
+def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
+    assert run_in_fresh_process(replace(request_of, may_add=2**20)) is None
+
+
+def test_a_killed_process_did_not_fit_and_any_other_failure_is_told() -> None:
+    assert read_outcome(-signal.SIGKILL, "", "") is None
+    assert read_outcome(1, "", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried ...") is None
+    with refused(TrainingError, "KeyError: 'x'"):
+        read_outcome(1, "", "Traceback\nKeyError: 'x'")
+    with refused(TrainingError, "code -11"):
+        read_outcome(-signal.SIGSEGV, "", "")
+
+
+def test_the_materialised_form_is_softmax_attention() -> None:
+    q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)
+    mask = scattered_mask(2, 9)
+    module = MaterialisedSoftmax(2, 4)
+    torch.testing.assert_close(module(q, k, v, key_mask=mask), softmax_attention(q, k, v, key_mask=mask))
+    torch.testing.assert_close(module(q, k, v), softmax_attention(q, k, v))
+
+
+def test_the_process_trains_what_it_is_asked_to(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Softmax in either form takes the same steps."""
+    models: list[torch.nn.Module] = []
+    original = fresh_steps.training_step
+    monkeypatch.setattr(fresh_steps, "allow_more", lambda more: None)
+    monkeypatch.setattr(fresh_steps, "time_steps", lambda step, batches, budget: ([step(batches[0]) or 1.0], [1]))
+    monkeypatch.setattr(fresh_steps, "training_step", lambda m, config: models.append(m) or original(m, config))
+    for materialised in (True, False):
+        take_steps(replace(request_of, materialised=materialised))
+    attentions = [[m for m in model.modules() if isinstance(m, MaterialisedSoftmax)] for model in models]
+    assert [len(found) for found in attentions] == [2, 0]
+    before = torch.cat([p.flatten() for p in fresh_steps_initial(request_of)])
+    after = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+    assert (after[0] - before).abs().max() > 1e-6
+    torch.testing.assert_close(after[0], after[1], rtol=0, atol=2e-6)
+
+
+def fresh_steps_initial(request: Request) -> list[torch.Tensor]:
+    from skyformer.training.building import build_model
+    from skyformer.training.config import from_yaml
+
+    return [p.detach() for p in build_model(from_yaml(request.config)).parameters()]
+
+
+@pytest.mark.parametrize(
+    ("cost", "batches", "steps"), [(6.0, 1, 2), (0.5, 1, 5), (3.0, 1, 3), (1.0, 5, 10), (3.0, 5, 5)]
+)
+def test_steps_stop_when_the_budget_is_spent_but_passes_are_whole(cost: float, batches: int, steps: int) -> None:
+    now = [0.0]
+
+    def step(batch: Batch) -> None:
+        now[0] += cost
+
+    same = Batch(torch.zeros(2, 7), torch.ones(2, 7), torch.zeros(2), torch.zeros(2))
+    seconds, lengths = time_steps(step, [same] * batches, 10.0, clock=lambda: now[0])
+    assert seconds == [cost] * steps
+    assert lengths == [7] * steps
+
+
+def test_batches_of_similar_lengths_stand_for_an_epoch(data_dir: str) -> None:
+    longer = Efficiency(small_options(data_dir, 192))
+    config, task = longer._config("listops", "softmax"), longer._data["listops"]
+    padded, similar = (choose_batches(task, config, kind) for kind in (PADDED, SIMILAR))
+    assert [batch.tokens.shape for batch in padded] == [(32, 192)] * 2
+    longest = [int(batch.mask.sum(1).max()) for batch in similar]
+    assert longest[0] == max(longest)
+    assert longest[1:] == sorted(longest[1:])
+    assert [batch.tokens.shape[1] for batch in similar] == [64 * -(-each // 64) for each in longest]
+    assert len({batch.tokens.shape[1] for batch in similar}) > 1
+    with refused(InputError, "4000", "1000"):
+        choose_batches(task, config.replace(loop=config.loop.replace(batch_size=4000)), PADDED)
+
+
+def test_one_batch_stands_for_others_of_its_length(study: Efficiency) -> None:
+    similar = choose_batches(study._data["listops"], study._config("listops", "softmax"), SIMILAR)
+    assert [batch.tokens.shape for batch in similar] == [(32, LENGTH)] * 2
+
+
+def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def fits_with_eight(request: Request) -> Steps | None:
+        sizes.append(request.batch_size)
+        return STEPS if request.batch_size <= 8 else None
+
+    monkeypatch.setattr(efficiency, "run_in_fresh_process", fits_with_eight)
+    cell = Cell("listops", LENGTH, PADDED, MATERIALISED)
+    result = study.measure(cell)
+    assert sizes == [32, 16, 8]
+    assert (result.batch_size, result.whole_batch, result.did_not_fit) == (8, 32, (32, 16))
+    assert result.step_seconds() == 3.0 * 4
+    assert result.memory_gb() == 2.0 * 4
+    shown = {table.title: table for table in Efficiency.tables({cell: result})}
+    assert shown["Seconds a step, batches padded"].rows == [[MATERIALISED, "~12"]]
+    (row,) = shown["Steps that did not fit in memory"].rows
+    assert "GB with 32 or 16 examples" in row[3]
+    assert row[4] == "8 of 32 examples"
+
+
+def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficiency, "run_in_fresh_process", lambda request: None)
+    cell = Cell("listops", LENGTH, PADDED, MATERIALISED)
+    result = study.measure(cell)
+    assert result.did_not_fit == (32, 16, 8, 4, 2, 1)
+    assert result.step_seconds() is None
+    shown = {table.title: table for table in Efficiency.tables({cell: result})}
+    assert shown["Seconds a step, batches padded"].rows == [[MATERIALISED, "does not fit"]]
+    assert Efficiency.figures({cell: result}) == []
+
+
+def test_an_interrupted_study_goes_on(study: Efficiency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def stops_at_second(request: Request) -> Steps | None:
+        asked.append(request.materialised)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return STEPS
+
+    monkeypatch.setattr(efficiency, "run_in_fresh_process", stops_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path)
+    record = run_study(study, tmp_path)
+    assert asked == [True, False, False, True, False]
+    assert [measured.run for measured in record.cells.values()] == [0, 1, 1, 1]
+    assert [(c.batches, c.attention) for c in record.cells] == [
+        (PADDED, MATERIALISED),
+        (PADDED, "skyformer"),
+        (SIMILAR, MATERIALISED),
+        (SIMILAR, "skyformer"),
+    ]
+
+
+def test_other_threads_are_refused(study: Efficiency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficiency, "run_in_fresh_process", lambda request: STEPS)
+    run_study(study, tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    with refused(InputError, "threads 1", "7", "--output"):
+        run_study(study, tmp_path)
+
+
+def test_a_step_is_the_mean_over_lengths_of_medians() -> None:
+    result = Result((1.0, 10.0, 2.0, 12.0, 9.0, 11.0), (64, 128) * 3, 0, GB, 0.01, 16, 16, (), 20.0)
+    assert result.step_seconds() == (2.0 + 11.0) / 2
+    assert result.hours() == pytest.approx(6.5 * 50_000 / 3600)
+
+
+def whole_results() -> dict[Cell, Result]:
+    """Text at the paper's length: softmax 8 s and 4 GB, Skyformer 1.6 s and 1 GB, Linformer 1.3 s and 0.5 GB."""
+    costs = {MATERIALISED: (8.0, 4.0), "skyformer": (1.6, 1.0), "linformer": (1.3, 0.5), "softmax": (6.0, 1.0)}
+    return {
+        Cell("text", 4000, PADDED, name): Result((s,) * 3, (4000,) * 3, 0, int(gb * GB), 0.01, 16, 16, (), 20.0)
+        for name, (s, gb) in costs.items()
+    }
+
+
+def test_ratios_stand_beside_the_papers() -> None:
+    results = whole_results()
+    assert ratio_to_softmax(results, "text", PADDED, "skyformer", Result.hours) == pytest.approx(0.2)
+    assert ratio_to_softmax(results, "text", PADDED, "linformer", Result.memory_gb) == pytest.approx(0.125)
+    assert paper_ratio(results, "text", "skyformer", "hours") == pytest.approx(1.02 / 4.30)
+    assert paper_ratio(results, "text", "softmax", "hours") is None
+    shown = {table.title: table.rows for table in Efficiency.tables(results)}
+    time = shown["Time as a share of softmax as the paper ran it, batches padded"]
+    assert ["skyformer", "0.2 (0.237)"] in time
+    assert ["softmax", "0.75"] in time
+    assert ["skyformer", "22.2 (1.02)", "1 (1.59)"] in shown["Table 2, batches padded"]
+    assert ["softmax", "83.3", "1"] in shown["Table 2, batches padded"]
+    (verdict,) = shown["What Skyformer costs"]
+    assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "no"]
+
+
+def test_the_papers_table_is_the_one_of_the_bars() -> None:
+    """Shares that the paper's Table 2 gives Skyformer, rounded as everyone quotes them."""
+    lengths = {"text": 4000, "listops": 2000, "retrieval": 4000, "pathfinder": 1024, "image": 1024}
+    any_result = next(iter(whole_results().values()))
+    results = {Cell(task, length, PADDED, "skyformer"): any_result for task, length in lengths.items()}
+    shares = {q: [round(paper_ratio(results, t, "skyformer", q) or 0, 2) for t in lengths] for q in ("hours", "memory")}
+    assert shares == {"hours": [0.24, 0.58, 0.22, 0.79, 0.81], "memory": [0.15, 0.33, 0.29, 0.72, 0.72]}
+
+
+def test_shorter_texts_are_not_set_beside_the_paper() -> None:
+    short = {replace(cell, length=500): result for cell, result in whole_results().items()}
+    titles = [table.title for table in Efficiency.tables(short)]
+    assert "What Skyformer costs" not in titles
+    assert [figure.name for figure in Efficiency.figures(short)] == ["padded"]
+    assert [figure.name for figure in Efficiency.figures(whole_results())] == ["figure", "padded"]
+
+
+def test_images_are_measured_once_for_both_kinds_of_batches() -> None:
+    study = Efficiency(Options())
+    kinds = {task: sorted({c.batches for c in study.cells() if c.task == task}) for task in study.options.tasks}
+    assert kinds["text"] == kinds["listops"] == kinds["retrieval"] == [PADDED, SIMILAR]
+    assert kinds["image"] == kinds["pathfinder"] == [PADDED]
+    assert len(study.cells()) == 80
+
+
+def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    with refused(UnknownNameError, "task", "'texts'", "Did you mean 'text'?"):
+        Efficiency(Options(tasks=("texts",)))
+    with refused(UnknownNameError, "attention", "'softmax2'"):
+        Efficiency(Options(attentions=("softmax2",)))
+    with refused(InputError, "--memory", "-1"):
+        Efficiency(Options(memory=-1.0))
+    missing = Efficiency(Options(tasks=("text",), data_dir=str(tmp_path)))
+    with refused(DataError, "text is not prepared", f"skyformer data prepare text --data-dir {tmp_path}"):
+        run_study(missing, tmp_path / "out")
+    assert make_options(Efficiency, True, {}).tasks == ("listops",)
+
+
+def test_free_memory_is_that_of_the_machine() -> None:
+    free = free_bytes()
+    assert free is None or 2**20 < free < 2**50
