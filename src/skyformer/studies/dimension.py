@@ -157,10 +157,10 @@ class Dimension(Study[Options, Cell, Result]):
         n = max(self.options.lengths)
         return [
             Cell(SUGGESTION, weights, n, self._heads_at(n), seed, epsilon, sampler=sampler, draws=_FRESH_DRAWS)
+            for seed in self.options.held_out
             for weights in self.options.weights
             for epsilon in self.options.targets
             for sampler in self.options.samplers
-            for seed in self.options.held_out
         ]
 
     def _heads_at(self, n: int) -> int:
