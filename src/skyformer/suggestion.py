@@ -45,8 +45,8 @@ NUM_SAMPLES = 256
 """Rows, and columns, of the score matrix that the error is estimated on."""
 
 NUM_DRAWS = 10
-"""Draws of the landmarks that must all reach the error. A d that fails in three draws of ten passes once in 35 times; with
-three draws it would pass once in three, and a search over many d would end there."""
+"""Draws of the landmarks that must all reach the error. A d that fails in three draws of ten passes once in 35 times;
+with three draws it would pass once in three, and a search over many d would end there."""
 
 _NUM_BLOCKS = 3
 """Samples of the score matrix, taken in turn."""
