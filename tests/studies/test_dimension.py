@@ -177,7 +177,7 @@ def test_the_small_version_needs_no_files() -> None:
     cell = study.cells()[0]
     result = study.measure(cell)
     assert cell.weights == "initialised"
-    assert len(result.d_stat) == 8
+    assert len(result.d_stat) == 4
     assert all(d is not None and 0 < d < 2 * cell.length for d in result.d_stat)
 
 

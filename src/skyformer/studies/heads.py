@@ -102,7 +102,7 @@ class HeadSource:
         if self._tiny:
             shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
             # At BERT's own spread of 0.02 the heads of so narrow a model would all but average.
-            return _transformers().BertConfig(vocab_size=256, initializer_range=0.1, **shape)
+            return _transformers().BertConfig(vocab_size=256, initializer_range=0.05, **shape)
         with _readable(self.model_name):
             return _transformers().AutoConfig.from_pretrained(self._model)
 
