@@ -33,6 +33,7 @@ studies:
 docs:
 	./scripts/setup.sh cli
 	$(PY) scripts/attention_page.py
+	$(PY) scripts/huggingface_page.py
 
 bench:
 	./scripts/setup.sh cli,peers

@@ -192,6 +192,7 @@ def skyformer_attention(
         check_finite_inputs(query=query, key=key, value=value)
     scale = _default_scale(query, scale)
     kernel, solver = get_kernel(kernel), get_solver(solver)
+    num_landmarks = _useful_landmarks(num_landmarks, landmarks, query.shape[2] + key.shape[2])
     of_softmax = isinstance(kernel, SoftmaxKernel)
     # Contiguous here, once: choosing rows and both products would each copy a strided one.
     points, keys = (at_least_float32(x).contiguous() for x in (query, key))
@@ -210,6 +211,14 @@ def skyformer_attention(
         candidates, at_least_float32(value), num_landmarks, landmarks, gamma, solver, generator, memory_budget
     )
     return out.to(query.dtype)
+
+
+def _useful_landmarks(count: int, landmarks: str | Sampler | CustomSampler | Tensor, num_rows: int) -> int:
+    """Landmarks beyond the rows of [Q; K] would stay empty, yet cost their square; other people's samplers are asked
+    for what the caller wrote."""
+    if isinstance(landmarks, Tensor) or not is_ours(get_sampler(landmarks)):
+        return count
+    return min(count, max(1, num_rows))
 
 
 def _nystrom(

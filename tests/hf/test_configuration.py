@@ -71,6 +71,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"initializer_range": 0.0}, ["initializer_range", "above 0"]),
     ({"layer_norm_eps": float("nan")}, ["layer_norm_eps", "finite"]),
     ({"attention": 3}, ["attention", "string", "3"]),
+    ({"attention_options": ["num_landmarks"]}, ["attention_options", "a dict", "['num_landmarks']"]),
     ({"attention_options": {"max_length": 9}}, ["attention_options", "max_position_embeddings decides"]),
     ({"attention_options": {"seed": 9}}, ["attention_options", "the model's seed decides"]),
     ({"attention_options": {"num_landmarks": 0}}, ["attention_options", "num_landmarks", "at least 1"]),

@@ -19,6 +19,8 @@ from transformers import (
     AttentionMaskInterface,
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
     Gemma2Config,
     Gemma2Model,
     LlamaConfig,
@@ -41,7 +43,20 @@ from skyformer.hf.functions import RegisteredAttention
 from skyformer.hf.layers import layer_generator, layer_number
 from skyformer.landmarks import StratifiedSampler
 from tests.helpers import refused
-from tests.hf.families import BERT, FIVE, LENGTH, MODERN, PICTURE, SHORT, TEXT, left_padded, model_of, pixels, tokens
+from tests.hf.families import (
+    BERT,
+    FIVE,
+    IDS,
+    LENGTH,
+    MODERN,
+    PICTURE,
+    SHORT,
+    TEXT,
+    left_padded,
+    model_of,
+    pixels,
+    tokens,
+)
 
 BERT_FAMILY, VIT_FAMILY = FIVE[0], FIVE[-1]
 
@@ -251,6 +266,49 @@ def test_evaluation_repeats_and_training_does_not(family: Any) -> None:
     model.set_attn_implementation("few")
     assert torch.equal(model.eval()(**inputs)[0], model(**inputs)[0])
     assert not torch.equal(model.train()(**inputs)[0], model(**inputs)[0])
+
+
+@pytest.mark.parametrize(("kernel", "exact"), [("gaussian", "kernelized"), ("softmax", "exact-softmax")])
+@pytest.mark.parametrize("landmarks", ["stratified", "queries", "probe", "segment_means"])
+def test_landmarks_beyond_the_text_cost_nothing(kernel: str, exact: str, landmarks: str) -> None:
+    """A matrix of a million landmarks by a million would not fit into any memory."""
+    skyformer.hf.register("a-million", kernel=kernel, landmarks=landmarks, num_landmarks=10**6)
+    mask = tokens()["attention_mask"].bool()
+    found, expected = (attend(name, attention_mask=mask) for name in ("a-million", exact))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["few", "kernelized", "skyformer-softmax"])
+def test_a_text_without_a_token_is_finite_and_so_are_gradients(name: str) -> None:
+    model, inputs = copy.deepcopy(model_of(BERT_FAMILY)).train(), tokens()
+    model.set_attn_implementation(name)
+    inputs["attention_mask"][1] = 0
+    out = model(**inputs)[0]
+    assert out.isfinite().all()
+    out[0].square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["few", "kernelized"])
+@torch.no_grad()
+def test_a_model_of_the_library_is_exported(name: str) -> None:
+    model, inputs = model_of(BERT_FAMILY), tokens()
+    model.eval().set_attn_implementation(name)
+    program = torch.export.export(model, (), inputs).module()
+    for again in (inputs, {**inputs, "attention_mask": left_padded()["attention_mask"]}):
+        torch.testing.assert_close(program(**again)[0], model(**again)[0], rtol=0, atol=1e-5)
+
+
+def test_parts_of_a_model_have_attentions_of_their_own() -> None:
+    """CLIP's text encoder is causal, its vision encoder is not."""
+    config = CLIPConfig(text_config={**TEXT, **IDS}, vision_config=PICTURE)
+    model, inputs = CLIPModel(config).eval(), {"input_ids": tokens()["input_ids"], **pixels()}
+    model.set_attn_implementation("few")
+    with refused(UnsupportedError, "CLIPAttention", "causal"):
+        model(**inputs)
+    model.set_attn_implementation({"vision_config": "few", "text_config": "kernelized"})
+    assert model(**inputs).logits_per_image.isfinite().all()
+    assert model.vision_model.config._attn_implementation == "few"
 
 
 def test_another_seed_draws_other_landmarks() -> None:

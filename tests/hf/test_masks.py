@@ -53,6 +53,11 @@ def test_a_mask_shorter_than_a_static_cache_is_filled_up() -> None:
     assert mask.tolist() == [[True] * 4 + [False] * 2] * 2
 
 
+def test_a_mask_of_three_dimensions_is_refused() -> None:
+    with refused(MaskError, "(B, S)", "(2, 6, 6)"):
+        make(bidirectional_mask_function, torch.ones(2, 6, 6, dtype=torch.bool))
+
+
 def test_windows_are_told_from_the_rest() -> None:
     window = sliding_window_bidirectional_mask_function(2)
     mask = make(window, local_size=2)

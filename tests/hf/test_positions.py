@@ -13,6 +13,7 @@ from skyformer.errors import InputError, UnsupportedError
 from skyformer.hf import extend_positions
 from tests.helpers import refused
 from tests.hf.families import BERT, ENCODERS, Family, tokens
+from tests.hf.own_models import classifier
 
 STRETCHED = ("BERT", "RoBERTa", "DistilBERT", "ELECTRA", "ALBERT", "XLM-RoBERTa", "CamemBERT", "ERNIE", "SigLIP, text")
 LONG = 200
@@ -76,6 +77,8 @@ def test_bad_lengths_and_other_models_are_refused() -> None:
     rotary = next(family for family in ENCODERS if family.title == "ModernBERT")
     with refused(UnsupportedError, "ModernBertModel", "Rotary", "interpolate_pos_encoding"):
         extend_positions(rotary.build(), LONG)
+    with refused(UnsupportedError, "'linformer'", "48 tokens", "max_position_embeddings"):
+        extend_positions(classifier("linformer"), LONG)
 
 
 def test_auto_models_are_extended(tmp_path: Path) -> None:

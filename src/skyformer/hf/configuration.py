@@ -81,6 +81,8 @@ class SkyformerConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **others: Any) -> None:
+        if not isinstance(self.attention_options, dict | None):
+            raise InputError(f"attention_options must be a dict of options by name; got {self.attention_options!r}")
         self.attention_options = dict(self.attention_options or {})
         for name in others:
             self._refuse_if_meant_for_us(name)

@@ -62,6 +62,9 @@ def plain_mask(
     """The padding mask, bool (B, S), with its pattern pinned to it; None if every query sees every key."""
     if not torch.compiler.is_compiling():
         _refuse_strangers(type(config).__module__, type(config).__name__)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        came = tuple(attention_mask.shape)
+        raise MaskError(f"attention_mask must be (B, S), or (B, 1, L, S) if it is the same for all L; got shape {came}")
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)

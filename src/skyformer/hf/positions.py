@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from skyformer.attention.linformer import LinformerAttention
 from skyformer.checks import check_at_least
 from skyformer.errors import InputError, UnsupportedError
 
@@ -31,6 +32,7 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
             f"{type(model).__name__} has no learned embedding of max_position_embeddings positions to stretch. Rotary "
             "positions need none; a vision model is called with interpolate_pos_encoding=True"
         )
+    _refuse_fixed_lengths(model)
     for owner, name, embedding in found:
         first = _first_position(embedding)
         current = embedding.num_embeddings - first
@@ -40,6 +42,16 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
         _lengthen_buffers(owner, first + max_length)
     model.config.max_position_embeddings = first + max_length
     return model
+
+
+def _refuse_fixed_lengths(model: PreTrainedModel) -> None:
+    """Linformer would refuse longer texts only when they come."""
+    for module in model.modules():
+        if isinstance(module, LinformerAttention):
+            raise UnsupportedError(
+                f"'linformer' attention has projections of {module.max_length} tokens, which cannot be stretched; use "
+                "another attention, or train a model with more max_position_embeddings"
+            )
 
 
 def _position_embeddings(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, nn.Embedding]]:
