@@ -42,7 +42,7 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         canvas.draw_without_rendering()
         canvas.set_layout_engine("none")
         for file in files:
-            canvas.savefig(file, dpi=150, metadata=_without_date(file.suffix))
+            canvas.savefig(file, dpi=100, metadata=_without_date(file.suffix))
         pyplot.close(canvas)
     return files
 
