@@ -35,7 +35,7 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         for axis in list(axes.flat)[len(figure.panels) :]:
             axis.set_axis_off()
         canvas.suptitle(figure.title, fontsize=11)
-        _add_legend(canvas, axes.flat)
+        _add_legend(canvas, axes.flat, columns)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
         # The layout is found once; left on, it would be found again for every format, which takes most of the time.
@@ -86,15 +86,19 @@ def _draw_series(axis: Any, series: Series, colour: Colour) -> None:
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _add_legend(canvas: Any, axes: Any) -> None:
-    """One legend for all panels, each label once."""
+def _add_legend(canvas: Any, axes: Any, columns: int) -> None:
+    """One legend for all panels, each label once, no wider than the panels."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1:
         canvas.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=min(5, len(handles)), frameon=False
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(2 * columns - 1, len(handles)),
+            frameon=False,
         )
 
 

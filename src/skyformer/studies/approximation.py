@@ -504,10 +504,15 @@ def _gamma_figure(results: Mapping[Cell, Result]) -> Figure:
         for weights in dict.fromkeys(cell.weights for cell in results):
             chosen = _regularised(results, target, weights)
             series = [
-                Series(f"{sampler}, {solver}", sorted(by), [_visible(by[g].quartiles()[1]) for g in sorted(by)])
+                _by_gamma(f"{sampler}, {solver}", by, Mark.LINE if solver == "cholesky" else Mark.DASHED)
                 for (sampler, solver), by in chosen.items()
             ]
             panels.append(
                 Panel(f"{target} kernel, {weights} weights", "gamma", "median error", series, x_log=True, y_log=True)
             )
     return Figure("gamma", "Skyformer by regularisation and solver", [p for p in panels if p.series], columns=2)
+
+
+def _by_gamma(label: str, by_gamma: Mapping[float, Result], mark: Mark) -> Series:
+    gammas = sorted(by_gamma)
+    return Series(label, gammas, [_visible(by_gamma[gamma].quartiles()[1]) for gamma in gammas], mark=mark)

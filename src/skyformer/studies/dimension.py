@@ -67,7 +67,7 @@ class Options:
         (0.3, 0.1), small=(0.3,), help="Errors that a number of landmarks is asked for."
     )
     held_out: tuple[int, ...] = option(
-        (5, 6), small=(5,), help="Passages for suggested numbers of landmarks; each is also tried on the next."
+        (8, 9), small=(5,), help="Passages for suggested numbers of landmarks; each is also tried on the next."
     )
 
 
