@@ -26,6 +26,7 @@ ROOMS = [
     "landmarks",
     "solve",
     "functional",
+    "suggestion",
     "attention",
     "multihead",
     "model",

@@ -7,6 +7,7 @@ from skyformer.attention import build_attention, list_attentions
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.multihead import MultiheadAttention
 from skyformer.products import kernel_product
+from skyformer.suggestion import suggest_landmarks
 
 if TYPE_CHECKING:
     from skyformer.model import ModelConfig as ModelConfig
@@ -24,6 +25,7 @@ __all__ = [
     "list_attentions",
     "skyformer_attention",
     "softmax_attention",
+    "suggest_landmarks",
 ]
 
 _OF_THE_MODEL = ("ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder")

@@ -155,19 +155,24 @@ class ProbeSampler(Sampler):
     @torch.no_grad()
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
-        query, key = candidates.query, candidates.key
-        if candidates.normalised:
-            query_weight, key_weight = torch.ones_like(query[..., 0]), self._attended(candidates, seed)
-        else:
-            query_weight = self._weight(candidates, query, key, candidates.key_mask, seed, 0)
-            key_weight = self._weight(candidates, key, query, candidates.query_mask, seed, 1)
+        query_weight, key_weight = self.weights(candidates, seed)
         best_queries = _draw_by_weight(query_weight, candidates.query_mask, num_landmarks, seed, 2)
         best_keys = _draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
         share = query_share(candidates.valid_queries(), candidates.valid_keys(), num_landmarks)[:, None]
-        slot = torch.arange(num_landmarks, device=candidates.device).expand(*query.shape[:2], -1)
+        slot = torch.arange(num_landmarks, device=candidates.device).expand(*candidates.query.shape[:2], -1)
         query_rows = _pad_slots(best_queries, num_landmarks)
         key_rows = _pad_slots(best_keys + candidates.num_queries, num_landmarks)
         return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
+
+    def weights(self, candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
+        """Of the queries (B, H, L) and of the keys (B, H, S)."""
+        query, key = candidates.query, candidates.key
+        if candidates.normalised:
+            return torch.ones_like(query[..., 0]), self._attended(candidates, seed)
+        return (
+            self._weight(candidates, query, key, candidates.key_mask, seed, 0),
+            self._weight(candidates, key, query, candidates.query_mask, seed, 1),
+        )
 
     def _weight(
         self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
@@ -212,7 +217,7 @@ class LeverageSampler(Sampler):
     def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
         seed = draw_seed(generator)
         points = torch.cat([candidates.query, candidates.key], 2)
-        valid = _joint_mask(candidates)
+        valid = joint_mask(candidates)
         length = points.shape[2]
         if length <= self.exact_limit:
             return self._exact_rows(candidates, points, valid, num_landmarks, seed)
@@ -571,7 +576,7 @@ def _nth_valid(mask: Tensor | None, rank: Tensor) -> Tensor:
     return position.clamp(max=max(mask.shape[1] - 1, 0))
 
 
-def _joint_mask(candidates: Candidates) -> Tensor:
+def joint_mask(candidates: Candidates) -> Tensor:
     """Valid rows of [Q; K]: (B, L + S)."""
     sides = ((candidates.query_mask, candidates.query), (candidates.key_mask, candidates.key))
     return torch.cat(

@@ -74,6 +74,17 @@ def test_the_record_says_where_it_comes_from(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_the_record_tells_nothing_of_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--text", "/home/ann/my texts/wiki.txt", "--data-dir=/data/lra/", "--model", "../models/bert", "--seeds"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/skyformer", "study", "squares", *given, "0,1", "--output", "out/a"])
+    run_study(Squares(Options(note="/home/ann/my texts/wiki.txt")), tmp_path)
+    content = json.loads((tmp_path / "squares.json").read_text())
+    assert content["runs"][0]["command"] == (
+        "skyformer study squares --text wiki.txt --data-dir=lra --model bert --seeds 0,1 --output out/a"
+    )
+    assert content["options"]["note"] == "wiki.txt"
+
+
 def test_a_longer_plan_keeps_what_is_there_and_a_shorter_is_refused(tmp_path: Path) -> None:
     run_study(Squares(Options(seeds=(0,))), tmp_path)
     assert len(run_study(Squares(Options(seeds=(0, 1))), tmp_path).cells) == 6
@@ -140,7 +151,7 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
 
 
 def test_studies_go_by_their_names() -> None:
-    assert {"approximation"} <= set(list_studies())
+    assert {"approximation", "dimension"} <= set(list_studies())
     with refused(UnknownNameError, "unknown study 'approximations'", "Did you mean 'approximation'?"):
         study_class("approximations")
     with refused(InputError, "the name 'approximation' belongs to"):
@@ -154,5 +165,6 @@ def test_a_cell_counts_once_however_often_it_is_planned(tmp_path: Path) -> None:
 def test_quantiles_and_numbers() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([0.0, 1.0], 0.25) == 0.25
+    assert quantile([1.0, float("inf"), float("inf")], 0.75) == float("inf")
     shown = [number(x) for x in (None, 0, 0.0312, 1.049, 31.24, 1234.5, 2.13e7, 2.1e-5)]
     assert shown == ["-", "0", "0.0312", "1.05", "31.2", "1,234", "2.1e+07", "2.1e-05"]

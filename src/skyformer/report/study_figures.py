@@ -11,6 +11,8 @@ from skyformer.studies.show import Figure, Mark, Panel, Series
 
 FORMATS = ("png", "svg", "pdf")
 
+Colour = tuple[float, float, float, float]
+
 
 def draw_figure(figure: Figure, folder: Path) -> list[Path]:
     """Writes the figure in every format, and returns the files."""
@@ -33,21 +35,27 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         for axis in list(axes.flat)[len(figure.panels) :]:
             axis.set_axis_off()
         canvas.suptitle(figure.title, fontsize=11)
-        _add_legend(canvas, axes.flat)
+        _add_legend(canvas, axes.flat, columns)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
+        # The layout is found once; left on, it would be found again for every format, which takes most of the time.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
         for file in files:
-            canvas.savefig(file, dpi=150, metadata=_without_date(file.suffix))
+            canvas.savefig(file, dpi=100, metadata=_without_date(file.suffix))
         pyplot.close(canvas)
     return files
 
 
-def _colours(panels: Sequence[Panel]) -> Mapping[str, str]:
+def _colours(panels: Sequence[Panel]) -> Mapping[str, Colour]:
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    return {label: f"C{index % 10}" for index, label in enumerate(labels)}
+    from matplotlib import colormaps
+
+    palette = colormaps["tab10" if len(labels) <= 10 else "tab20"]
+    return {label: palette(index % palette.N) for index, label in enumerate(labels)}
 
 
-def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
+def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, Colour]) -> None:
     for series in panel.series:
         _draw_series(axis, series, colours[series.label])
     if panel.x_log:
@@ -68,7 +76,7 @@ def _label_every_x(axis: Any, panel: Panel) -> None:
         axis.xaxis.set_minor_locator(ticker.NullLocator())
 
 
-def _draw_series(axis: Any, series: Series, colour: str) -> None:
+def _draw_series(axis: Any, series: Series, colour: Colour) -> None:
     missing = float("nan")
     y = [missing if value is None else value for value in series.y]
     style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o"}[series.mark]
@@ -78,15 +86,19 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _add_legend(canvas: Any, axes: Any) -> None:
-    """One legend for all panels, each label once."""
+def _add_legend(canvas: Any, axes: Any, columns: int) -> None:
+    """One legend for all panels, each label once, no wider than the panels."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1:
         canvas.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=min(5, len(handles)), frameon=False
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(2 * columns - 1, len(handles)),
+            frameon=False,
         )
 
 

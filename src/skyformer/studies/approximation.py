@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import build_attention
-from skyformer.errors import InputError, JitterWarning, SolveError
+from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.kernels import GaussianKernel, half_norms
-from skyformer.landmarks import SAMPLERS
+from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.solve import SOLVERS
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, Heads, HeadSource
+from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, Heads, HeadSource
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -46,6 +46,9 @@ RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
 }
 """What d features mean to each method: d numbers kept of every row of the score matrix, or d keys a query looks at."""
 
+COMPARED_SAMPLERS = ("uniform", "queries", "probe")
+"""The paper's, the one to take for the softmax kernel, and importance sampling."""
+
 AS_PRINTED = "as printed"
 SVD = "svd"
 SKYFORMER = "skyformer"
@@ -53,13 +56,11 @@ SKYFORMER = "skyformer"
 
 @dataclass(frozen=True)
 class Options:
-    model: str = option(
-        PACKAGED_MODEL, help="A BERT-shaped model: a folder, a name on the hub, or the package of that name."
-    )
+    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
         PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
     )
-    weights: tuple[str, ...] = option(("pretrained", "initialised"), help="Whose Q, K, V.")
+    weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q, K, V.")
     lengths: tuple[int, ...] = option((128, 256, 512), small=(128,), help="Tokens, up to the model's limit.")
     long_lengths: tuple[int, ...] = option((1024, 2048, 4096), small=(), help="Tokens, for initialised weights only.")
     features: tuple[int, ...] = option((16, 32, 64, 128, 256), small=(16, 64), help="d, landmarks or features.")
@@ -67,6 +68,7 @@ class Options:
         (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), small=(1e-4, 1e-2, 1.0), help="Regularisations."
     )
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages, and seeds of all that is drawn.")
+    long_seeds: tuple[int, ...] = option((0,), help="The same for --long-lengths.")
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,7 @@ class Approximation(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        too_long = [n for n in options.lengths if n > self._source.longest and "pretrained" in options.weights]
-        if too_long:
-            raise InputError(
-                f"--lengths must be at most {self._source.longest}, the limit of {self._source.model_name}; "
-                f"got {max(too_long)}. Longer ones go into --long-lengths, for initialised weights"
-            )
+        self._source.check(options.weights, max(options.lengths), "--lengths")
 
     @cached_property
     def _source(self) -> HeadSource:
@@ -120,20 +117,23 @@ class Approximation(Study[Options, Cell, Result]):
         return self._source.facts()
 
     def cells(self) -> Sequence[Cell]:
-        planned = []
-        for weights in self.options.weights:
-            for length in self.options.lengths:
-                planned += [*self._comparison(weights, length), *self._samplers(weights, length)]
-            planned += self._regularisation(weights)
-        for length in self.options.long_lengths if "initialised" in self.options.weights else ():
-            planned += self._comparison("initialised", length)
-        return planned
+        """The paper's comparison first, then what goes beyond it."""
+        lengths, weights = self.options.lengths, self.options.weights
+        places = [(each, n) for each in weights for n in lengths]
+        long = [("initialised", n) for n in self.options.long_lengths if "initialised" in weights]
+        # Exact leverage scores take most of the time, and initialised heads hardly differ from length to length.
+        ends = [(each, n) for each, n in places if each == "pretrained" or n in (min(lengths), max(lengths))]
+        return [
+            *(cell for place in (*places, *long) for cell in self._comparison(*place)),
+            *(cell for place in ends for cell in self._samplers(*place)),
+            *(cell for each in weights for cell in self._regularisation(each)),
+        ]
 
     def _comparison(self, weights: str, length: int) -> list[Cell]:
         """Figure 1."""
         cells = []
         for d in self.options.features:
-            cells += [self._skyformer("softmax", weights, length, d, sampler) for sampler in ("uniform", "probe")]
+            cells += [self._skyformer("softmax", weights, length, d, sampler) for sampler in COMPARED_SAMPLERS]
             cells += [self._other("softmax", weights, length, d, method) for method in (AS_PRINTED, *RIVALS)]
         return cells
 
@@ -165,14 +165,14 @@ class Approximation(Study[Options, Cell, Result]):
         gamma: float = GAMMA,
         solver: str = "cholesky",
     ) -> Cell:
-        return Cell(target, weights, length, SKYFORMER, d, sampler, gamma, solver, self._seeds)
+        return Cell(target, weights, length, SKYFORMER, d, sampler, gamma, solver, self._seeds(length))
 
     def _other(self, target: str, weights: str, length: int, d: int, method: str) -> Cell:
-        return Cell(target, weights, length, method, d, "", None, "", self._seeds)
+        return Cell(target, weights, length, method, d, "", None, "", self._seeds(length))
 
-    @property
-    def _seeds(self) -> str:
-        return ",".join(str(seed) for seed in self.options.seeds)
+    def _seeds(self, length: int) -> str:
+        seeds = self.options.long_seeds if length in self.options.long_lengths else self.options.seeds
+        return ",".join(str(seed) for seed in seeds)
 
     def measure(self, cell: Cell) -> Result:
         errors: list[float | None] = []
@@ -191,10 +191,22 @@ class Approximation(Study[Options, Cell, Result]):
             found = spectral_norm(truth.rotated[:, cell.features :]) / truth.norm
         else:
             try:
-                found = spectral_norm(approximate(cell, truth.heads, seed).double() - truth.output) / truth.norm
+                out = approximate(cell, truth.heads, seed, self._landmarks(cell, seed))
+                found = spectral_norm(out.double() - truth.output) / truth.norm
             except SolveError:
                 return [None] * truth.norm.numel()
         return [significant(float(error), 3) for error in found.flatten()]
+
+    def _landmarks(self, cell: Cell, seed: int) -> str | CustomSampler:
+        """Drawn once for all regularisations and solvers; where every row is a landmark Skyformer must see the name, to
+        take its exact way."""
+        if cell.method != SKYFORMER or cell.features >= 2 * cell.length:
+            return cell.sampler
+        return self._drawn_once(cell.target, cell.weights, cell.length, cell.sampler, cell.features, seed)
+
+    @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
+    def _drawn_once(self, target: str, weights: str, length: int, sampler: str, d: int, seed: int) -> CustomSampler:
+        return draw_once(SAMPLERS[sampler])
 
     @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
     def _truth(self, target: str, weights: str, length: int, seed: int) -> Truth:
@@ -241,8 +253,20 @@ class Truth:
         return vectors.mT @ self.output[0, head]
 
 
-def approximate(cell: Cell, heads: Heads, seed: int) -> Tensor:
-    """What the cell's method makes of the heads (1, H, n, P)."""
+def draw_once(sampler: CustomSampler) -> CustomSampler:
+    """The sampler's first draw, again and again."""
+    drawn: list[Tensor | Landmarks] = []
+
+    def draw(candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor | Landmarks:
+        if not drawn:
+            drawn.append(sampler(candidates, num_landmarks, generator))
+        return drawn[0]
+
+    return draw
+
+
+def approximate(cell: Cell, heads: Heads, seed: int, landmarks: str | CustomSampler | None = None) -> Tensor:
+    """What the cell's method makes of the heads (1, H, n, P), with its own landmarks or those given."""
     generator = torch.Generator().manual_seed(seed)
     if cell.method == SKYFORMER:
         assert cell.gamma is not None
@@ -251,7 +275,7 @@ def approximate(cell: Cell, heads: Heads, seed: int) -> Tensor:
             heads.key,
             heads.value,
             num_landmarks=cell.features,
-            landmarks=cell.sampler,
+            landmarks=landmarks or cell.sampler,
             gamma=cell.gamma,
             solver=cell.solver,
             kernel=cell.target,
@@ -317,7 +341,7 @@ def _by_features(
 
 
 def _in_figure_1(cell: Cell) -> bool:
-    return cell.method != SVD and cell.sampler in ("", "uniform", "probe")
+    return cell.method != SVD and cell.sampler in ("", *COMPARED_SAMPLERS)
 
 
 def _of_samplers(cell: Cell) -> bool:
@@ -480,10 +504,15 @@ def _gamma_figure(results: Mapping[Cell, Result]) -> Figure:
         for weights in dict.fromkeys(cell.weights for cell in results):
             chosen = _regularised(results, target, weights)
             series = [
-                Series(f"{sampler}, {solver}", sorted(by), [_visible(by[g].quartiles()[1]) for g in sorted(by)])
+                _by_gamma(f"{sampler}, {solver}", by, Mark.LINE if solver == "cholesky" else Mark.DASHED)
                 for (sampler, solver), by in chosen.items()
             ]
             panels.append(
                 Panel(f"{target} kernel, {weights} weights", "gamma", "median error", series, x_log=True, y_log=True)
             )
     return Figure("gamma", "Skyformer by regularisation and solver", [p for p in panels if p.series], columns=2)
+
+
+def _by_gamma(label: str, by_gamma: Mapping[float, Result], mark: Mark) -> Series:
+    gammas = sorted(by_gamma)
+    return Series(label, gammas, [_visible(by_gamma[gamma].quartiles()[1]) for gamma in gammas], mark=mark)

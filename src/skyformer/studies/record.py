@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ class Run:
         here = describe_environment(threads)
         versions = {"python": here.python, "torch": here.torch, **_versions("skyformer", "transformers", "lightning")}
         return Run(
-            command=shlex.join(["skyformer", *sys.argv[1:]]),
+            command=shlex.join(["skyformer", *(without_folders(argument) for argument in sys.argv[1:])]),
             commit=here.commit,
             started=here.started,
             threads=threads,
@@ -77,24 +77,30 @@ class Record(Generic[CellT, ResultT]):
     facts: Mapping[str, Fact]
     runs: list[Run] = field(default_factory=list)
     cells: dict[CellT, Measured[ResultT]] = field(default_factory=dict)
+    _lines: dict[CellT, str] = field(default_factory=dict, repr=False, compare=False)
 
     def results(self) -> dict[CellT, ResultT]:
         return {cell: measured.result for cell, measured in self.cells.items()}
 
     def write(self, path: Path) -> None:
         """In one step: whatever interrupts it, the file is the old record or the new one."""
-        content = {
+        options = {name: without_folders(x) if isinstance(x, str) else x for name, x in self.options.items()}
+        head = {
             "format": FORMAT,
             "study": self.study,
-            "options": self.options,
+            "options": options,
             "facts": self.facts,
             "runs": [asdict(run) for run in self.runs],
-            "cells": [
-                {"cell": asdict(cell), "run": m.run, "seconds": round(m.seconds, 3), "result": asdict(m.result)}  # type: ignore[call-overload]
-                for cell, m in self.cells.items()
-            ],
         }
-        write_in_one_step(path, _one_cell_a_line(content))
+        write_in_one_step(path, _one_cell_a_line(head, [self._line(cell) for cell in self.cells]))
+
+    def _line(self, cell: CellT) -> str:
+        """A cell as JSON, spelt out once: a study writes its record after every cell."""
+        if cell not in self._lines:
+            m = self.cells[cell]
+            content = {"cell": asdict(cell), "run": m.run, "seconds": round(m.seconds, 3), "result": asdict(m.result)}  # type: ignore[call-overload]
+            self._lines[cell] = json.dumps(content, allow_nan=False)
+        return self._lines[cell]
 
 
 def record_path(study: str, folder: Path) -> Path:
@@ -152,17 +158,25 @@ def write_in_one_step(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def without_folders(argument: str) -> str:
+    """A path outside the working folder by its last name alone, also after `--option=`; anything else as it is. Where
+    somebody keeps their files is no part of a record."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    path = Path(value)
+    outside = path.is_absolute() or ".." in path.parts
+    return option + equals + (path.name if outside else value)
+
+
 def significant(x: float, digits: int = 4) -> float | None:
     """x rounded for the record, None if it is not finite: JSON knows no NaN."""
     rounded = float(f"{x:.{digits}g}")
     return rounded if abs(rounded) < float("inf") else None
 
 
-def _one_cell_a_line(content: dict[str, Any]) -> str:
+def _one_cell_a_line(head: dict[str, Any], cells: Sequence[str]) -> str:
     """JSON with a line for every cell, so that a difference between two records can be read."""
-    cells = ",\n  ".join(json.dumps(cell, allow_nan=False) for cell in content["cells"])
-    head = json.dumps({**content, "cells": []}, indent=1, allow_nan=False)
-    return head.removesuffix("[]\n}") + ("[\n  " + cells + "\n ]\n}\n" if cells else "[]\n}\n")
+    opening = json.dumps({**head, "cells": []}, indent=1, allow_nan=False).removesuffix("[]\n}")
+    return opening + ("[\n  " + ",\n  ".join(cells) + "\n ]\n}\n" if cells else "[]\n}\n")
 
 
 def _with_tuples(value: Any) -> Any:

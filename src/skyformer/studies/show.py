@@ -70,6 +70,8 @@ def quantile(values: Sequence[float], q: float) -> float:
     place = q * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:  # both may be infinite
+        return ordered[low]
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 

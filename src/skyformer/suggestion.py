@@ -1,0 +1,296 @@
+"""How many landmarks are enough: a number d for a given error, found without any matrix of the sequence's size.
+
+The error is that of Theorem 1, |C - C~| / |C| in the spectral norm, for the score matrix C = kappa(Q, K). The theorem
+asks for d = c d_stat landmarks, with the statistical dimension
+
+    d_stat = tr C-bar (C-bar + lambda I)^-1,        lambda = epsilon |C|,
+
+of the completed matrix C-bar of [Q; K], and leaves the constant c open. What its proof gives for c asks for more
+landmarks than there are rows. So here d_stat is estimated, and c is measured: the error is estimated for d_stat / 128
+landmarks, then for sqrt(2) times as many, and so on, until it is at most epsilon.
+
+Norms are estimated on m rows and m columns of C. Row i is drawn with probability p_i and divided by sqrt(m p_i), so
+that the Gram matrix of the sampled rows is that of all rows on average; columns likewise. Half of p is uniform, half in
+proportion to the `probe` weights, which estimate the squared norms of the rows: a few rows that make up the norm are
+not missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value, check_scale
+from skyformer.errors import InputError, UnsupportedError
+from skyformer.functional import GAMMA, skyformer_attention
+from skyformer.kernels import Kernel, get_kernel
+from skyformer.landmarks import (
+    Candidates,
+    CustomSampler,
+    Landmarks,
+    ProbeSampler,
+    Sampler,
+    get_sampler,
+    joint_mask,
+    landmark_rows,
+    take_rows,
+)
+from skyformer.noise import draw_seed, uniform_noise
+
+NUM_SAMPLES = 256
+"""Rows, and columns, of the score matrix that the error is estimated on."""
+
+NUM_DRAWS = 10
+"""Draws of the landmarks that must all reach the error. A d that fails in three draws of ten passes once in 35 times;
+with three draws it would pass once in three, and a search over many d would end there."""
+
+_NUM_BLOCKS = 3
+"""Samples of the score matrix, taken in turn."""
+
+_FIRST_SHARE = 1 / 128
+"""The share of d_stat that the search begins with, far below what any sampler has been seen to need."""
+
+_FEWEST = 8
+_PROBES = 64
+_POWER_STEPS = 12
+_POWER_WIDTH = 8
+
+
+@torch.no_grad()
+def suggest_landmarks(
+    query: Tensor,
+    key: Tensor,
+    epsilon: float,
+    *,
+    landmarks: str | Sampler | CustomSampler = "stratified",
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    gamma: float = GAMMA,
+    scale: float | None = None,
+    kernel: str | Kernel = "gaussian",
+    share: float = 1.0,
+    num_samples: int = NUM_SAMPLES,
+    num_draws: int = NUM_DRAWS,
+    generator: torch.Generator | None = None,
+) -> int:
+    """A number d of landmarks with which Skyformer's score matrix C~ is within epsilon of the exact one,
+
+        |C - C~| <= epsilon |C|        (spectral norms).
+
+    Searched upwards from d_stat / 128, in steps of sqrt(2), with both norms estimated from a sample (see the top of
+    this file): the answer is likely right, not certainly. `docs/reproduction.md` tells how often it was.
+
+    Args:
+        query: (B, H, L, P). key: (B, H, S, P). Of a typical batch, say; every head of every example counts.
+        epsilon: between 0 and 1.
+        landmarks, key_mask, query_mask, gamma, scale, kernel: as for `skyformer_attention`.
+        share: how many of the heads must reach epsilon, 1 for all. A few heads that resist may ask for more landmarks
+            than all others together.
+        num_samples: m, the rows and columns that norms are estimated on. No matrix is larger than (L + S) x 64,
+            2m x 2m, m x d or d x d.
+        num_draws: draws of the landmarks that must all reach epsilon.
+        generator: where all draws come from; torch's own by default.
+
+    Returns:
+        d, at most L + S, where Skyformer is exact.
+    """
+    candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
+    _check_below_one("epsilon", epsilon)
+    _check_share(share)
+    check_positive("gamma", gamma)
+    check_at_least("num_samples", num_samples, 1)
+    check_at_least("num_draws", num_draws, 1)
+    sampler, seed = get_sampler(landmarks), draw_seed(generator)
+    blocks = [SampledBlock.of(candidates, num_samples, seed + block) for block in range(min(_NUM_BLOCKS, num_draws))]
+    d_stat = _estimate_dimension(candidates, epsilon * blocks[0].norm, 2 * num_samples, seed)
+    rows, reached = query.shape[2] + key.shape[2], torch.zeros_like(d_stat, dtype=torch.bool)
+    for count in _grid(d_stat, rows):
+        passed = ~reached
+        for draw in range(num_draws):
+            drawn = sampler(candidates, count, torch.Generator().manual_seed(seed + draw))
+            passed &= blocks[draw % len(blocks)].error(candidates, drawn, gamma) <= epsilon
+            if not passed.any():
+                break
+        reached |= passed
+        if int(reached.sum()) >= math.ceil(share * reached.numel() - 1e-9):
+            return count
+    return max(rows, 1)
+
+
+@torch.no_grad()
+def statistical_dimension(
+    query: Tensor,
+    key: Tensor,
+    epsilon: float,
+    *,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    scale: float | None = None,
+    kernel: str | Kernel = "gaussian",
+    num_samples: int = 2 * NUM_SAMPLES,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """An estimate of Theorem 1's d_stat = tr C-bar (C-bar + lambda I)^-1 with lambda = epsilon |C|: float64 (B, H).
+
+    With lambda fixed, d_stat of a random subset of the rows of [Q; K] grows with its size, more and more slowly. Its
+    growth from half of `num_samples` rows to all of them is taken as a power of the size, and continued to all rows:
+    too large if anything. Exact, but for |C|, when there are no more rows than `num_samples`.
+    """
+    candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
+    _check_below_one("epsilon", epsilon)
+    check_at_least("num_samples", num_samples, 2)
+    seed = draw_seed(generator)
+    ridge = epsilon * SampledBlock.of(candidates, num_samples, seed).norm
+    return _estimate_dimension(candidates, ridge, num_samples, seed)
+
+
+@dataclass(frozen=True)
+class SampledBlock:
+    """Rows (B, H, m, P) of Q and of K with their weights (B, H, m); C between them, weighted; its norm (B, H)."""
+
+    query: Tensor
+    key: Tensor
+    query_weight: Tensor
+    key_weight: Tensor
+    scores: Tensor
+    norm: Tensor
+
+    @staticmethod
+    def of(candidates: Candidates, num_samples: int, seed: int) -> SampledBlock:
+        of_query, of_key = ProbeSampler(_PROBES).weights(candidates, seed)
+        query, query_weight = _sample(candidates.query, of_query, candidates.query_mask, num_samples, seed, 10)
+        key, key_weight = _sample(candidates.key, of_key, candidates.key_mask, num_samples, seed, 11)
+        scores = candidates.kernel.matrix(query, key, candidates.scale)
+        scores = scores * query_weight.unsqueeze(-1) * key_weight.unsqueeze(-2)
+        return SampledBlock(query, key, query_weight, key_weight, scores, largest_singular_value(scores))
+
+    def error(self, candidates: Candidates, drawn: Tensor | Landmarks, gamma: float) -> Tensor:
+        """|C - C~| / |C| on the sample, for landmarks that a sampler drew: (B, H); 0 where C is."""
+        chosen = _as_points(candidates, drawn)
+        approximation = skyformer_attention(
+            self.query,
+            self.key,
+            torch.diag_embed(self.key_weight),
+            landmarks=lambda *_: chosen,
+            gamma=gamma,
+            scale=candidates.scale,
+            kernel=candidates.kernel,
+        )
+        rest = largest_singular_value(self.scores - approximation * self.query_weight.unsqueeze(-1))
+        return torch.where(self.norm > 0, rest / self.norm, 0.0)
+
+
+def largest_singular_value(matrix: Tensor) -> Tensor:
+    """Of each matrix (..., m, k), by a block power iteration from a fixed start: (...)."""
+    width = min(_POWER_WIDTH, *matrix.shape[-2:])
+    start = uniform_noise(0, 0, matrix.shape[-1] * width, matrix.device).to(matrix.dtype) - 0.5
+    vectors = start.view(-1, width).expand(*matrix.shape[:-2], -1, -1)
+    for _ in range(_POWER_STEPS):
+        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
+    return torch.linalg.matrix_norm(matrix @ vectors, 2)
+
+
+def _candidates(
+    query: Tensor,
+    key: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    scale: float | None,
+    kernel: str | Kernel,
+) -> Candidates:
+    """Checked, and in float64: the errors to be told apart may be small."""
+    check_query_key_value(query, key, key)
+    if query_mask is None and query.shape[2] == key.shape[2]:
+        query_mask = key_mask
+    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
+    check_scale(scale)
+    chosen = get_kernel(kernel)
+    if not chosen.radial:
+        raise UnsupportedError(
+            f"kernel must be radial, as Theorem 1 has it; got {chosen.name!r}, whose score matrix is normalised by rows"
+        )
+    used = query.shape[-1] ** -0.5 if scale is None else scale
+    return Candidates(query.double(), key.double(), query_mask, key_mask, chosen, used)
+
+
+def _check_below_one(name: str, value: float) -> None:
+    check_positive(name, value)
+    if value >= 1:
+        raise InputError(f"{name} must be below 1, for no landmark at all has the error 1; got {value!r}")
+
+
+def _check_share(share: float) -> None:
+    check_positive("share", share)
+    if share > 1:
+        raise InputError(f"share must be at most 1, all heads; got {share!r}")
+
+
+def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:
+    """From a small share of the largest d_stat, in steps of sqrt(2), below `rows`. Even numbers, for half the landmarks
+    come from each side."""
+    count = max(float(_FEWEST), _FIRST_SHARE * float(d_stat.max())) if d_stat.numel() else math.inf
+    while round(count / 2) * 2 < rows:
+        yield round(count / 2) * 2
+        count *= math.sqrt(2)
+
+
+def _sample(
+    x: Tensor, weight: Tensor, mask: Tensor | None, count: int, seed: int, stream: int
+) -> tuple[Tensor, Tensor]:
+    """`count` rows of x (B, H, n, P), drawn with replacement, and what each is multiplied by: (B, H, count)."""
+    if x.shape[2] == 0:
+        return x.new_zeros(*x.shape[:2], count, x.shape[-1]), x.new_zeros(*x.shape[:2], count)
+    valid = torch.ones_like(weight) if mask is None else mask[:, None].to(weight.dtype).expand_as(weight)
+    probability = (_to_one(weight * valid) + _to_one(valid)) / 2
+    noise = uniform_noise(seed, stream, count, x.device).double().expand(*x.shape[:2], -1).contiguous()
+    upto = probability.cumsum(-1)
+    rows = torch.searchsorted(upto, noise * upto[..., -1:]).clamp(max=x.shape[2] - 1)
+    scaled = (count * probability.gather(-1, rows)).rsqrt()
+    return take_rows(x, rows), torch.where(scaled.isfinite(), scaled, 0.0)
+
+
+def _to_one(weight: Tensor) -> Tensor:
+    """Divided by its sum over the last axis; zero if that is."""
+    return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _as_points(candidates: Candidates, drawn: Tensor | Landmarks) -> Landmarks:
+    if isinstance(drawn, Landmarks):
+        return drawn
+    rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
+    return Landmarks(landmark_rows(candidates.query, candidates.key, rows)[2], rows >= 0)
+
+
+def _estimate_dimension(candidates: Candidates, ridge: Tensor, num_samples: int, seed: int) -> Tensor:
+    """d_stat for lambda (B, H), as `statistical_dimension` describes it."""
+    order, total = _shuffled(candidates, seed)
+    few, many = num_samples // 2, num_samples
+    whole = _dimension_of_rows(candidates, order[:, :many], total, ridge)
+    half = _dimension_of_rows(candidates, order[:, :few], total, ridge)
+    power = torch.log(whole / half.clamp(min=1e-12)) / math.log(many / few)
+    grown = whole * (total / many) ** power.clamp(0, 1)
+    return torch.minimum(torch.where(total > many, grown, whole), total.double())
+
+
+def _shuffled(candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
+    """The rows of [Q; K] (B, L + S) in random order, valid ones first, and how many are valid (B, 1)."""
+    valid = joint_mask(candidates)
+    # By rank among the valid rows: padding must not change which are drawn.
+    rank = (valid.cumsum(-1) - 1).clamp(min=0)
+    noise = uniform_noise(seed, 20, valid.shape[1], candidates.device)[rank]
+    return noise.masked_fill(~valid, 2.0).argsort(-1), valid.sum(-1, keepdim=True)
+
+
+def _dimension_of_rows(candidates: Candidates, rows: Tensor, valid: Tensor, ridge: Tensor) -> Tensor:
+    """tr G (G + lambda I)^-1 for the kernel matrix G of those of `rows` (B, m) that are `valid` (B, 1) in all."""
+    inside = torch.arange(rows.shape[1], device=rows.device) < valid
+    chosen = take_rows(torch.cat([candidates.query, candidates.key], 2), rows.unsqueeze(1))
+    gram = candidates.kernel.matrix(chosen, chosen, candidates.scale)
+    gram = gram.masked_fill(~(inside[:, None, :, None] & inside[:, None, None, :]), 0)
+    values = torch.linalg.eigvalsh(gram).clamp(min=0)
+    return (values / (values + ridge.unsqueeze(-1)).clamp(min=torch.finfo(values.dtype).tiny)).sum(-1)

@@ -1,0 +1,199 @@
+"""The approximation study on a tiny model: what it measures is what it says, and what it shows follows from that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.errors import DataError, InputError
+from skyformer.functional import GAMMA
+from skyformer.landmarks import SAMPLERS
+from skyformer.studies import run_study
+from skyformer.studies.approximation import (
+    RIVALS,
+    Approximation,
+    Cell,
+    Options,
+    Result,
+    Truth,
+    approximate,
+    spectral_norm,
+)
+from skyformer.studies.base import make_options
+from skyformer.studies.heads import Heads, HeadSource
+from skyformer.studies.record import Record
+from skyformer.studies.show import number
+from tests.helpers import refused
+
+
+@pytest.fixture(scope="module")
+def options(tiny_bert: Path, tiny_text: Path) -> Options:
+    return Options(
+        model=str(tiny_bert),
+        text=str(tiny_text),
+        lengths=(48,),
+        long_lengths=(64,),
+        features=(8, 32),
+        gammas=(1.0,),
+        seeds=(0, 1),
+    )
+
+
+@pytest.fixture(scope="module")
+def record(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Record[Cell, Result]:
+    return run_study(Approximation(options), tmp_path_factory.mktemp("approximation"))
+
+
+@pytest.fixture
+def results(record: Record[Cell, Result]) -> Mapping[Cell, Result]:
+    return record.results()
+
+
+def heads_of(options: Options, seed: int) -> Heads:
+    return HeadSource(options.model, options.text).at("pretrained", 48, seed).flat()
+
+
+def pick(results: Mapping[Cell, Result], **wanted: object) -> Result:
+    cells = [cell for cell in results if all(getattr(cell, name) == value for name, value in wanted.items())]
+    assert len(cells) == 1, cells
+    return results[cells[0]]
+
+
+def test_every_method_sampler_gamma_and_solver_is_there(results: Mapping[Cell, Result]) -> None:
+    methods = {cell.method for cell in results if cell.target == "softmax"}
+    assert methods == {"skyformer", "as printed", "svd", *RIVALS}
+    varied = {(c.target, c.sampler, c.solver) for c in results if (c.features, c.gamma) == (32, 1.0)}
+    assert len(varied) == 2 * len(SAMPLERS) * 2
+    assert {c.weights for c in results if c.length == 64} == {"initialised"}
+    assert all(len(r.errors) == 2 * 2 * (2 if c.length == 48 else 1) for c, r in results.items())
+
+
+def test_errors_are_relative_spectral_norms_of_the_output(results: Mapping[Cell, Result], options: Options) -> None:
+    found = pick(results, target="gaussian", weights="pretrained", features=8, sampler="probe", gamma=GAMMA)
+    expected = []
+    for seed in (0, 1):
+        heads = heads_of(options, seed)
+        exact = kernelized_attention(heads.query.double(), heads.key.double(), heads.value.double())
+        out = skyformer_attention(
+            heads.query,
+            heads.key,
+            heads.value,
+            num_landmarks=8,
+            landmarks="probe",
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for head in range(4):
+            rest = torch.linalg.svdvals(out[0, head].double() - exact[0, head])[0]
+            expected.append(float(rest / torch.linalg.svdvals(exact[0, head])[0]))
+    assert found.errors == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("target", ["softmax", "gaussian"])
+def test_the_floor_is_the_truncated_svd(options: Options, target: str) -> None:
+    heads = heads_of(options, 0)
+    truth = Truth(target, heads)
+    q, k, v = (x[0, 0].double() for x in (heads.query, heads.key, heads.value))
+    scores = q @ k.mT * 8**-0.5
+    half = (q.square().sum(-1)[:, None] + k.square().sum(-1)) * 8**-0.5 / 2
+    matrix = scores.softmax(-1) if target == "softmax" else (scores - half).exp()
+    torch.testing.assert_close(truth.output[0, 0], matrix @ v)
+    U, s, Vh = torch.linalg.svd(matrix)
+    cut = (U[:, 4:] * s[4:]) @ Vh[4:] @ v
+    torch.testing.assert_close(spectral_norm(truth.rotated[0, 4:]), torch.linalg.svdvals(cut)[0])
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_rivals_get_as_many_features_as_asked_for(options: Options, method: str) -> None:
+    heads = heads_of(options, 0)
+    cell = Cell("softmax", "pretrained", 48, method, 16, "", None, "", "0")
+    out = approximate(cell, heads, seed=0)
+    assert out.shape == heads.value.shape
+    torch.testing.assert_close(approximate(cell, heads, seed=0), out, rtol=0, atol=0)
+    # Linformer's projection and Performer's features are drawn at random; the others see all of a short sequence.
+    everything = approximate(replace(cell, features=48 * 8), heads, seed=0)
+    if method in ("nystromformer", "informer", "bigbird"):
+        exact = softmax_attention(heads.query, heads.key, heads.value)
+        tolerance = 0.2 if method == "nystromformer" else 1e-5
+        assert (spectral_norm(everything - exact) < tolerance * spectral_norm(exact)).all()
+
+
+def test_as_printed_agrees_once_every_row_is_a_landmark(options: Options) -> None:
+    # Uniform landmarks repeat, so it takes many of them to have all rows.
+    heads = heads_of(options, 0)
+    cell = Cell("softmax", "pretrained", 48, "as printed", 1500, "", None, "", "0")
+    exact = softmax_attention(heads.query, heads.key, heads.value)
+    assert (spectral_norm(approximate(cell, heads, 0) - exact) < 0.05 * spectral_norm(exact)).all()
+
+
+def test_a_method_that_breaks_is_counted_not_dropped() -> None:
+    assert spectral_norm(torch.tensor([[1.0, torch.nan]])).isnan()
+    result = Result((None, None, 0.1))
+    assert result.quartiles()[1] == float("inf")
+
+
+def test_the_claim_is_decided_by_the_medians(results: Mapping[Cell, Result]) -> None:
+    uniform = Cell("gaussian", "pretrained", 512, "skyformer", 128, "uniform", GAMMA, "cholesky", "0")
+    made = {
+        uniform: Result((0.3, 0.3)),
+        replace(uniform, sampler="probe"): Result((0.09, 0.09)),
+        replace(uniform, sampler="probe", features=32): Result((0.31, 0.31)),
+        replace(uniform, sampler="", method="svd", gamma=None, solver=""): Result((0.01, 0.01)),
+    }
+    claim = Approximation.tables(made)[0]
+    assert claim.rows == [["gaussian", "pretrained", "512", "0.3", "0.09", "0.31", "0.3", "yes", "no"]]
+
+
+def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) -> None:
+    median = pick(results, target="softmax", weights="pretrained", method="bigbird", features=8).quartiles()[1]
+    tables = {table.title: table for table in Approximation.tables(results)}
+    (row,) = [row for row in tables["All methods, pretrained weights, n = 48"].rows if row[0] == "bigbird"]
+    assert row[1].startswith(f"{number(median)} [")
+    for title in (
+        "All methods, initialised weights, n = 64",
+        "Landmarks: Skyformer against Kernelized Attention, pretrained weights, n = 48",
+        "Regularisation, softmax kernel, initialised weights: median error by gamma",
+    ):
+        assert tables[title].rows
+    figures = {figure.name: figure for figure in Approximation.figures(results)}
+    assert list(figures) == ["figure", "landmarks", "gamma"]
+    (panel,) = [panel for panel in figures["figure"].panels if panel.title == "pretrained weights, n = 48"]
+    (line,) = [series for series in panel.series if series.label == "bigbird"]
+    assert (line.x[0], line.y[0]) == (8, median)
+
+
+def test_a_second_run_measures_nothing(options: Options, record: Record[Cell, Result], tmp_path: Path) -> None:
+    record.write(tmp_path / "approximation.json")
+    again = run_study(Approximation(options), tmp_path)
+    assert len(again.runs) == 1
+    assert len(json.loads((tmp_path / "approximation.json").read_text())["cells"]) == len(record.cells)
+
+
+def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
+    with refused(InputError, "--lengths", "at most 48", "tiny-bert", "49", "--long-lengths"):
+        Approximation(replace(options, lengths=(16, 49)))
+
+
+def test_the_small_version_needs_no_files() -> None:
+    study = Approximation(make_options(Approximation, small=True, given={}))
+    cell = next(cell for cell in study.cells() if (cell.method, cell.features) == ("linformer", 16))
+    assert cell.weights == "initialised"
+    errors = [error for error in study.measure(cell).errors if error is not None]
+    assert len(errors) == 2 * 4
+    assert all(0 < error < 2 for error in errors)
+
+
+def test_a_short_text_ends_the_study_and_keeps_what_is_done(options: Options, tmp_path: Path) -> None:
+    study = Approximation(
+        replace(options, features=(8,), gammas=(1.0,), lengths=(16,), long_lengths=(256,), long_seeds=(1,))
+    )
+    with refused(DataError, "passage 1 of 256"):
+        run_study(study, tmp_path)
+    kept = json.loads((tmp_path / "approximation.json").read_text())["cells"]
+    assert len(kept) == 2 * 10
+    assert all(each["cell"]["length"] == 16 for each in kept)
