@@ -65,7 +65,7 @@ class ShuffledValues(SoftmaxAttention):
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [AfterTheMark.drawn(size, seed) for seed, size in enumerate(SIZES.values())]
     made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=None)  # type: ignore[arg-type]
-    monkeypatch.setattr(fit, "_load", lambda config, data_dir: made)
+    monkeypatch.setattr(fit, "load_data", lambda config, data_dir: made)
 
 
 def accuracy(attention: str, runs_dir: Path, **options: Any) -> float:
