@@ -10,7 +10,7 @@ run: setup
 	$(PY) -m skyformer.cli.main demo --output results/run
 
 test: lint
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 lint:
 	./scripts/setup.sh dev

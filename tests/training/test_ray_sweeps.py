@@ -82,6 +82,7 @@ def test_a_worker_reports_what_came_of_a_run(data_dir: Path, runs_dir: Path) -> 
     assert "is not prepared" in failed.reason
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra [ray]")
 def test_a_worker_that_dies_costs_no_run(data_dir: Path, runs_dir: Path) -> None:
     """Two runs on two workers of a local Ray; one is killed on the way, and both runs finish."""
