@@ -1,4 +1,5 @@
-"""How many landmarks are enough: a number d for a given error, found without any matrix of the sequence's size.
+"""How many landmarks are enough: a number d for a given error, found without the score matrix; the largest
+matrix formed is that of the landmarks that are tried.
 
 The error is that of Theorem 1, |C - C~| / |C| in the spectral norm, for the score matrix C = kappa(Q, K). The theorem
 asks for d = c d_stat landmarks, with the statistical dimension
@@ -138,7 +139,7 @@ def statistical_dimension(
 
     With lambda fixed, d_stat of a random subset of the rows of [Q; K] grows with its size, more and more slowly. Its
     growth from half of `num_samples` rows to all of them is taken as a power of the size, and continued to all rows:
-    too large if anything. Exact, but for |C|, when there are no more rows than `num_samples`.
+    at worst a few percent too small on the heads it was tried on. Exact, but for |C|, when there are no more rows than `num_samples`.
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)

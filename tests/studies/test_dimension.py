@@ -189,3 +189,17 @@ def test_samplers_of_no_rows_are_refused(options: Options) -> None:
 def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
     with refused(InputError, "--draw-length", "at most 48", "tiny-bert", "64", "--long-lengths"):
         Dimension(replace(options, draw_length=64))
+
+
+def test_a_record_in_part_can_be_shown(results: Mapping[Cell, Result]) -> None:
+    cells = list(results)
+    for count in range(len(cells) + 1):
+        part = {cell: results[cell] for cell in cells[:count]}
+        assert all(table.rows for table in Dimension.tables(part)) or not count
+        Dimension.figures(part)
+
+
+@pytest.mark.parametrize(("name", "value"), [("delta", 0.0), ("delta", -1.0), ("heads", 0), ("draws", 0)])
+def test_numbers_that_mean_nothing_are_refused(options: Options, name: str, value: float) -> None:
+    with refused(InputError, f"--{name}", "got"):
+        Dimension(replace(options, **{name: value}))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
+from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra import prepare
 from skyformer.lra.dataset import Task
 from skyformer.studies import run_study, study_class
@@ -24,6 +26,7 @@ from skyformer.studies.stability import (
 )
 from skyformer.studies.tasks import Trainee, batches_of, study_data
 from skyformer.training.config import RunConfig
+from tests.helpers import refused
 from tests.training.tiny import tiny_config
 
 STEPS = 3
@@ -55,6 +58,23 @@ def test_dropout_adds_its_noise_to_fresh_masks_alone(data: Task) -> None:
     for same, fresh, noise in zip(result.same, result.fresh, result.noise, strict=True):
         assert noise > 0
         assert abs(fresh - noise) < 0.2 * fresh + 5 * same
+
+
+def test_the_same_masks_add_next_to_nothing(data: Task) -> None:
+    result = _scores(config_with(0.1), data, STEPS, examples=4)
+    assert result.same == pytest.approx(result.off, rel=0.5)
+
+
+@pytest.mark.parametrize("name", ["steps", "examples", "rate_steps"])
+def test_no_steps_are_refused(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    with refused(InputError, flag, "at least 1", "got 0"):
+        Stability(replace(Options(), **{name: 0}))
+
+
+def test_an_attention_without_a_line_in_the_table_is_refused() -> None:
+    with refused(UnknownNameError, "attention of this study", "linformer"):
+        Stability(Options(attentions=("softmax", "linformer")))
 
 
 def test_the_score_is_its_definition(data: Task) -> None:
@@ -133,6 +153,17 @@ def test_the_table_averages_ratios_and_shows_the_paper_s() -> None:
     assert same.rows == [["Skyformer", "1.00 ± 0.00 (0.81)"]]
     makeup = next(table for table in Stability.tables(results) if "made of" in table.title)
     assert makeup.rows[0] == ["Text", "Self-Attention", "0.5", "1", "1", "1"]
+
+
+def test_a_model_that_left_the_numbers_has_no_ratio() -> None:
+    lost = replace(hand_made(1.0), off=(1.0, None))
+    results = {
+        Cell("score", "text", "softmax", 0, None): hand_made(1.0),
+        Cell("score", "text", "skyformer", 0, None): lost,
+    }
+    assert Stability.tables(results)[0].rows == [["Skyformer", "not finite (0.81)"]]
+    (figure,) = Stability.figures(results)
+    assert figure.panels[0].series[0].y == [1.0, None]
 
 
 def test_the_table_of_rates_counts_what_diverged() -> None:

@@ -18,7 +18,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from skyformer.errors import UnknownNameError
+from skyformer.checks import check_at_least
+from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import SAMPLERS, Candidates
@@ -117,6 +118,10 @@ class Dimension(Study[Options, Cell, Result]):
         for sampler in options.samplers:
             if sampler not in _ROW_SAMPLERS:
                 raise UnknownNameError("sampler of rows", sampler, _ROW_SAMPLERS)
+        for name in ("heads", "draws", "draw_length"):
+            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
+        if not 0 < options.delta < 1:
+            raise InputError(f"--delta must be a probability between 0 and 1; got {options.delta:g}")
         longest = max(*options.lengths, options.draw_length)
         self._source.check(options.weights, longest, "--lengths and --draw-length")
 
@@ -362,6 +367,8 @@ def _bound_table(results: Mapping[Cell, Result]) -> Table:
         for epsilon in dict.fromkeys(cell.epsilon for cell in of_kind):
             here = [result for cell, result in of_kind.items() if (cell.length, cell.epsilon) == (n, epsilon)]
             bounds = _present([bound for result in here for bound in result.bound])
+            if not bounds:
+                continue
             medians = [_median(_present([x for result in here for x in of(result)])) for of in _BOUND_COLUMNS]
             rows.append([weights, f"{n:,}", number(epsilon), *medians, number(min(bounds)), _median(bounds)])
     header = ["weights", "n", "epsilon", "|C| / |C-bar|", "d_stat", "beta", "least bound on d", "bound on d"]

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from skyformer.errors import MissingExtraError
+from skyformer.checks import check_at_least
+from skyformer.errors import MissingExtraError, UnknownNameError
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -92,31 +93,34 @@ class Cell:
     rate: float | None
 
 
+Numbers = tuple[float | None, ...]
+
+
 @dataclass(frozen=True)
 class Result:
     """Figures of each step. But for `loss`, all are squared Frobenius norms: `update` of W_i - W_{i-1}, `size` of f,
     and the rest of the differences of f. A short training has its losses alone; None is not finite."""
 
-    loss: tuple[float | None, ...]
-    update: tuple[float, ...] = ()
-    size: tuple[float, ...] = ()
-    off: tuple[float, ...] = ()
-    same: tuple[float, ...] = ()
-    fresh: tuple[float, ...] = ()
-    noise: tuple[float, ...] = ()
-    normed_size: tuple[float, ...] = ()
-    normed_off: tuple[float, ...] = ()
-    normed_same: tuple[float, ...] = ()
-    normed_fresh: tuple[float, ...] = ()
-    normed_noise: tuple[float, ...] = ()
+    loss: Numbers
+    update: Numbers = ()
+    size: Numbers = ()
+    off: Numbers = ()
+    same: Numbers = ()
+    fresh: Numbers = ()
+    noise: Numbers = ()
+    normed_size: Numbers = ()
+    normed_off: Numbers = ()
+    normed_same: Numbers = ()
+    normed_fresh: Numbers = ()
+    normed_noise: Numbers = ()
 
     def scores(self, variant: str) -> list[float]:
         """tau_i."""
-        return [change / update for change, update in zip(getattr(self, variant), self.update, strict=True)]
+        return _quotients(getattr(self, variant), self.update)
 
     def relative(self, variant: str) -> list[float]:
         """The change of f as a share of f."""
-        return [change / size for change, size in zip(getattr(self, variant), self.size, strict=True)]
+        return _quotients(getattr(self, variant), self.size)
 
     def final_loss(self) -> float | None:
         """The mean of the last losses; None if the training left the finite numbers."""
@@ -137,11 +141,17 @@ class Stability(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        for name in ("steps", "examples", "rate_steps"):
+            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
+        for attention in options.attentions:
+            if attention not in TITLES:
+                raise UnknownNameError("attention of this study", attention, TITLES)
         self._loaded: dict[tuple[str, str], Task] = {}
 
     def facts(self) -> Mapping[str, Fact]:
         tasks = _tasks()
-        found: dict[str, Fact] = {"preset": self.options.preset, "examples": self.options.examples}
+        names = ("preset", "steps", "examples", "rate_steps")
+        found: dict[str, Fact] = {name: getattr(self.options, name) for name in names}
         for cell in self.cells():
             found[f"{cell.task} data, {cell.measure}"] = tasks.data_fact(self._data(cell))
         return found
@@ -313,18 +323,21 @@ def _short_training(config: RunConfig, data: Task) -> Result:
 
 def _ratios(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
     """For each seed the average over steps of tau_i divided by that of softmax attention."""
-    found = []
-    for cell, result in scores.items():
-        baseline = scores.get(Cell(SCORE, task, BASELINE, cell.seed, None))
-        if (cell.task, cell.attention) == (task, attention) and baseline is not None:
-            pairs = zip(result.scores(variant), baseline.scores(variant), strict=True)
-            found.append(mean(own / its for own, its in pairs))
-    return found
+    by_seed = [_step_ratios(*pair, variant) for pair in _with_baseline(scores, task, attention)]
+    return [mean(ratios) for ratios in by_seed]
+
+
+def _step_ratios(own: Result, baseline: Result, variant: str) -> list[float]:
+    """Infinite where a score is not finite."""
+    pairs = zip(own.scores(variant), baseline.scores(variant), strict=True)
+    return [ours / its if math.isfinite(ours) and 0 < its < math.inf else math.inf for ours, its in pairs]
 
 
 def _with_spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
+    if not all(map(math.isfinite, values)):
+        return "not finite"
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread}"
 
@@ -364,8 +377,7 @@ def _relative_table(scores: Mapping[Cell, Result]) -> Table:
 
 def _relative_change(scores: Mapping[Cell, Result], task: str, attention: str) -> str:
     chosen = [result for cell, result in scores.items() if (cell.task, cell.attention) == (task, attention)]
-    values = [share for result in chosen for share in result.relative("off")]
-    return number(quantile(values, 0.5)) if values else "-"
+    return _median([result.relative("off") for result in chosen])
 
 
 def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
@@ -406,13 +418,13 @@ def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
     return [_median(share), *map(_median, ratios)]
 
 
-def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Without those that divide by nothing: where dropout is 0, it makes no noise."""
-    return [a / b for a, b in zip(above, below, strict=True) if b > 0]
+def _quotients(above: Sequence[float | None], below: Sequence[float | None]) -> list[float]:
+    """Step by step; infinite where either is not finite, or where nothing is divided by: no dropout makes no noise."""
+    return [math.inf if a is None or not b else a / b for a, b in zip(above, below, strict=True)]
 
 
 def _median(values: Sequence[Sequence[float]]) -> str:
-    together = [value for some in values for value in some]
+    together = [value for some in values for value in some if math.isfinite(value)]
     return number(quantile(together, 0.5)) if together else "-"
 
 
@@ -461,18 +473,17 @@ def _score_figure(scores: Mapping[Cell, Result]) -> Figure:
 
 
 def _ratio_line(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> Series:
-    by_seed = [
-        [own / its for own, its in zip(result.scores(variant), baseline.scores(variant), strict=True)]
-        for result, baseline in _with_baseline(scores, task, attention)
-    ]
+    by_seed = [_step_ratios(*pair, variant) for pair in _with_baseline(scores, task, attention)]
     steps = list(zip(*by_seed, strict=True))
     return Series(
         TITLES[attention],
         range(1, len(steps) + 1),
-        [mean(values) for values in steps],
-        [min(values) for values in steps],
-        [max(values) for values in steps],
+        *([_visible(pick(values)) for values in steps] for pick in (mean, min, max)),
     )
+
+
+def _visible(ratio: float) -> float | None:
+    return ratio if 0 < ratio < math.inf else None
 
 
 def _rate_figure(results: Mapping[Cell, Result]) -> Figure:
