@@ -153,7 +153,9 @@ def read_reviews(path: Path, split: Split, count: int, seed: int) -> tuple[list[
 def command(arguments: argparse.Namespace) -> str:
     """What was typed, with the names of the usage above in place of where the inputs lie on this machine."""
     inputs = {str(getattr(arguments, option, None)): name for option, name in INPUTS.items()}
-    written = [inputs.get(word, word) for word in sys.argv[1:] if not word.startswith("--output=")]
+    # Split at "=", for --model=FOLDER is as good as --model FOLDER.
+    words = [part for word in sys.argv[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    written = [inputs.get(word, word) for word in words]
     if "--output" in written:
         place = written.index("--output")
         del written[place : place + 2]
@@ -450,7 +452,7 @@ def long_model(arguments: argparse.Namespace, attention: str) -> PreTrainedModel
 
 
 def long_one(arguments: argparse.Namespace) -> None:
-    """One attention, forward or a training step, on every collection; prints its figures as JSON."""
+    """One attention, forward or forward and backward, on every collection; prints its figures as JSON."""
     skyformer.hf.register()
     tokens = long_inputs(arguments, arguments.collections)
     model = long_model(arguments, arguments.one)
@@ -530,7 +532,7 @@ def show_long(results: list[dict[str, Any]], arguments: argparse.Namespace) -> N
         rows.append([name, added(forward, arguments.limit_gb), added(training, arguments.limit_gb), close])
     show(
         f"{arguments.collections} collections of reviews of {arguments.length} tokens, one at a time",
-        ["attention", "forward adds", "training step adds", "cosine to softmax"],
+        ["attention", "forward adds", "forward and backward add", "cosine to softmax"],
         rows,
     )
 

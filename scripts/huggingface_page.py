@@ -87,10 +87,10 @@ def long_table() -> str:
         ]
         rows.append([name, *cells, close])
     return table(
-        ["attention", "forward adds", "takes", "training step adds", "takes", "cosine to softmax"],
+        ["attention", "forward adds", "takes", "forward and backward add", "takes", "cosine to softmax"],
         rows,
         f"{results['collections']} collections of reviews of {results['length']} tokens, one at a time; peak memory "
-        f"beyond model and input, allowed up to {results['limit_gb']:g} GB.",
+        f"beyond the peak after loading and a short warm-up, within {results['limit_gb']:g} GB of address space.",
     )
 
 

@@ -139,7 +139,8 @@ def statistical_dimension(
 
     With lambda fixed, d_stat of a random subset of the rows of [Q; K] grows with its size, more and more slowly. Its
     growth from half of `num_samples` rows to all of them is taken as a power of the size, and continued to all rows:
-    at worst a few percent too small on the heads it was tried on. Exact, but for |C|, when there are no more rows than `num_samples`.
+    at worst a few percent too small on the heads it was tried on. Exact, but for |C|, when there are no more rows than
+    `num_samples`.
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import skyformer.hf
+from tests.hf.families import LENGTH
 
 ALL_LANDMARKS = 400
 """More than queries and keys together in any test, so that the approximation is exact."""
@@ -14,5 +15,8 @@ ALL_LANDMARKS = 400
 def _registered() -> None:
     skyformer.hf.register()
     skyformer.hf.register("few", num_landmarks=8)
+    skyformer.hf.register("few-of-softmax", kernel="softmax", num_landmarks=8)
+    # Fewer landmarks than rows of [Q; K], though all queries: the approximation itself, not the exact way round it.
+    skyformer.hf.register("every-query", kernel="softmax", num_landmarks=LENGTH + 5, gamma=1e-6)
     skyformer.hf.register("all-of-softmax", kernel="softmax", num_landmarks=ALL_LANDMARKS)
     skyformer.hf.register("exact-softmax", attention="kernelized", kernel="softmax")

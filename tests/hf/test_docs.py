@@ -50,7 +50,8 @@ def test_recipes_run(recipe: str, tmp_path: Path) -> None:
     exec(recipe, names)
     model = names["model"]
     parts = [model.config, *(getattr(model.config, part) for part in model.config.sub_configs)]
-    assert all(part._attn_implementation in recipe for part in parts[-2:])
+    last = [line for line in recipe.splitlines() if "attn_implementation" in line][-1]
+    assert all(re.search(rf"['\"]{re.escape(part._attn_implementation)}['\"]", last) for part in parts[-2:])
     skyformer.hf.register()
 
 

@@ -59,8 +59,16 @@ def test_with_every_token_a_landmark_it_is_the_models_own_attention(family: Fami
     assert (valid(run(model, "few", inputs), inputs) - own).abs().max() > 1e-2
 
 
+@every_encoder
+def test_with_every_query_a_landmark_the_approximation_is_the_models_own_attention(family: Family) -> None:
+    model, inputs = model_of(family), family.inputs()
+    inputs.pop("attention_mask", None)
+    own = run(model, "eager", inputs)
+    torch.testing.assert_close(run(model, "every-query", inputs), own, rtol=1e-4, atol=1e-4)
+
+
 @every_padded
-@pytest.mark.parametrize("implementation", ["few", "kernelized"])
+@pytest.mark.parametrize("implementation", ["few", "few-of-softmax", "kernelized"])
 def test_padding_changes_nothing(family: Family, implementation: str) -> None:
     model, inputs = model_of(family), family.inputs()
     padded = run(model, implementation, inputs)[1, :SHORT]
@@ -72,7 +80,7 @@ def test_padding_changes_nothing(family: Family, implementation: str) -> None:
 def test_gradients_arrive_wherever_the_models_own_attention_sends_them(family: Family) -> None:
     model, inputs = model_of(family), family.inputs()
     expected = with_gradient(model, "eager", inputs)
-    assert with_gradient(model, "few", inputs) == expected
+    assert with_gradient(model, "few", inputs) == with_gradient(model, "few-of-softmax", inputs) == expected
     assert family not in FIVE or expected == {name for name, _ in model.named_parameters()} - {"embeddings.mask_token"}
 
 

@@ -428,6 +428,30 @@ def test_exact_attention_generates(options: dict[str, Any]) -> None:
     assert torch.equal(*texts)
 
 
+class EsmLayer(Layer):
+    """By its name one of those that scale their queries without saying so."""
+
+
+def test_so_do_queries_scaled_without_a_word() -> None:
+    q = some_heads(seed=0)
+    scale = q.shape[-1] ** -0.5
+    whole = attend("kernelized", scaling=scale)
+    for module in (EsmLayer(scaling=1.0), Layer(scaling=scale)):
+        torch.testing.assert_close(attend("kernelized", module, query=q * scale, scaling=1.0), whole)
+
+
+# torch's tracer warns about its own doings.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("implementation", ["few", "kernelized"])
+def test_a_compiled_model_gives_the_same(implementation: str) -> None:
+    torch._dynamo.reset()
+    model = BertModel(BertConfig(**{**BERT, "num_hidden_layers": 1})).eval()
+    model.set_attn_implementation(implementation)
+    expected = model(**tokens())[0]
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(**tokens())[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_queries_behind_a_cache_see_what_came_before() -> None:
     q, k, v = (some_heads(seed=seed) for seed in range(3))
     whole = attend("kernelized", Layer(is_causal=True))

@@ -24,6 +24,9 @@ from skyformer.hf.layers import layer_generator
 from skyformer.hf.masks import Pattern, pattern_pinned_to, read_mask
 from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions
 
+_SILENTLY_SCALED = ("Esm", "Evolla")
+"""Models that scale their queries without saying so: their modules have a `scaling` of 1."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -226,9 +229,11 @@ def _pattern_of_module(module: nn.Module, is_causal: bool | None, num_queries: i
 
 
 def _unscaled(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float | None]:
-    """Some models (Whisper, OPT) multiply the queries by head_dim ** -0.5 themselves and ask for a scale of 1. A kernel
-    of distances needs queries and keys of one measure, so the queries get theirs back."""
+    """Some models (Whisper, OPT, ESM) multiply the queries by head_dim ** -0.5 themselves and ask for a scale of 1. A
+    kernel of distances needs queries and keys of one measure, so the queries get theirs back."""
     own = getattr(module, "scaling", None)
+    if type(module).__name__.startswith(_SILENTLY_SCALED):
+        own = query.shape[-1] ** -0.5
     if scaling != 1.0 or not isinstance(own, float) or own != query.shape[-1] ** -0.5:
         return query, scaling
     return query / own, own

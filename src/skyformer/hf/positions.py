@@ -29,8 +29,9 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
     found = list(_position_embeddings(model))
     if not found:
         raise UnsupportedError(
-            f"{type(model).__name__} has no learned embedding of max_position_embeddings positions to stretch. Rotary "
-            "positions need none; a vision model is called with interpolate_pos_encoding=True"
+            f"{type(model).__name__} has no learned position_embeddings of max_position_embeddings rows to stretch. "
+            "Rotary positions need none; a vision model is called with interpolate_pos_encoding=True; a model of "
+            "several parts is stretched part by part"
         )
     _refuse_fixed_lengths(model)
     for owner, name, embedding in found:

@@ -478,7 +478,9 @@ def _ratio_line(scores: Mapping[Cell, Result], task: str, attention: str, varian
     return Series(
         TITLES[attention],
         range(1, len(steps) + 1),
-        *([_visible(pick(values)) for values in steps] for pick in (mean, min, max)),
+        [_visible(mean(values)) for values in steps],
+        [_visible(min(values)) for values in steps],
+        [_visible(max(values)) for values in steps],
     )
 
 

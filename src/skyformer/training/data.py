@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 from torch.utils.data import DataLoader, Sampler
 
 from skyformer.lra.batching import EvaluationBatches, loader_of, training_loader
@@ -88,8 +89,8 @@ class TaskData(pl.LightningDataModule):
     def _rows(self, split: Split) -> Integers:
         """The examples that count: all, or as many as the run says, classes in proportion and the same in every run."""
         limit = {Split.DEV: self.loop.dev_limit, Split.TEST: self.loop.test_limit}.get(split)
-        labels = self.task[split].stored.labels
-        return choose(labels, len(labels) if limit is None else limit, seed=0)
+        examples = self.task[split]
+        return np.arange(len(examples)) if limit is None else choose(examples.stored.labels, limit, seed=0)
 
     def loader(self, split: Split, batches: EvenBatches) -> DataLoader[Example]:
         return loader_of(self.task[split], batches, pad_to_max=self.loop.pad_to_max, num_workers=self.loop.workers)
