@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from skyformer.cli import main as command_line
+from skyformer.errors import DataError
+from skyformer.studies import list_studies
 from tests.studies.tiny_bert import write_text, write_tiny_bert
 
 
@@ -102,3 +104,19 @@ def test_help_lists_studies_and_their_options(skyformer: Any) -> None:
     _, out, _ = skyformer("study", "dimension", "--help")
     for option in ("--epsilons", "--draws", "--small", "--output", "--render"):
         assert option in out
+
+
+def test_all_studies_run_though_one_lacks_its_data(skyformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, Path]] = []
+
+    def pretend(study: Any, folder: Path, threads: int, jobs: int, fresh: bool) -> None:
+        if study.name == "accuracy":
+            raise DataError("text is not prepared")
+        ran.append((study.name, folder))
+
+    monkeypatch.setattr("skyformer.cli.study._run_and_show", pretend)
+    code, _, err = skyformer("study", "all", "--small")
+    assert [name for name, _ in ran] == [name for name in list_studies() if name != "accuracy"]
+    assert {folder.parent for _, folder in ran} == {Path("studies/small")}
+    assert code == 2
+    assert "1 of 6 studies could not run. accuracy: text is not prepared" in " ".join(err.split())

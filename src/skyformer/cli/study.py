@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from skyformer.errors import DataError, InterruptedRunError
+from skyformer.errors import DataError, InterruptedRunError, MissingExtraError
 from skyformer.report.study_files import write_report
 from skyformer.report.study_tables import as_markdown
 from skyformer.studies.base import OptionField, Study, make_options, option_fields
@@ -27,7 +27,7 @@ Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that measure side by side, --threads each.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the output folder holds, and begin anew.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Folder of the record, tables and figures (default: results/NAME).")
+    Path | None, typer.Option("--output", help="Folder of the record, tables and figures (default: studies/NAME).")
 ]
 Render = Annotated[bool, typer.Option("--render", help="Measure nothing: tables and figures from the stored record.")]
 
@@ -39,15 +39,22 @@ app = typer.Typer(
 
 @app.command("all")
 def _all(small: Small = False, threads: Threads = 1, output: Output = None) -> None:
-    """Every study with its defaults, one after the other."""
+    """Every study with its defaults, one after the other; what one lacks does not keep the others from running."""
+    failed = []
     for name in list_studies():
         study = study_class(name)
         folder = (output or _default_folder(small)) / name
-        _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=False)
+        try:
+            _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=False)
+        except (DataError, MissingExtraError) as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise DataError(f"{len(failed)} of {len(list_studies())} studies could not run. " + "; ".join(failed))
 
 
 def _default_folder(small: bool) -> Path:
-    return Path("results/small") if small else Path("results")
+    """Not results, where the figures of the documentation lie: a rerun measures for itself."""
+    return Path("studies/small") if small else Path("studies")
 
 
 def _add_command(study: AnyStudy) -> None:

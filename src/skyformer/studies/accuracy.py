@@ -53,7 +53,7 @@ class Options:
     repeated: tuple[str, ...] = option(("skyformer", "kernelized", "softmax"), help="Attentions with further seeds.")
     repeated_tasks: tuple[str, ...] = option(("listops", "image", "text"), help="Tasks with further seeds.")
     data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
-    runs_dir: str = option("results/accuracy/runs", small="results/small/accuracy/runs", help="Where runs are kept.")
+    runs_dir: str = option("studies/accuracy/runs", small="studies/small/accuracy/runs", help="Where runs are kept.")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Accuracy(Study[Options, Cell, Result]):
             elif not open_run(folder).finished:
                 resume(open_run(folder), data_dir=data_dir, progress=False)
         except DivergedError as diverged:
-            return open_run(folder), str(diverged)
+            # Without where its checkpoint lies on this machine.
+            return open_run(folder), str(diverged).partition("; last checkpoint")[0]
         return open_run(folder), ""
 
     def _data(self) -> dict[str, str]:

@@ -159,9 +159,11 @@ class Efficiency(Study[Options, Cell, Result]):
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that what is missing is told before anything is measured."""
         from skyformer.studies.tasks import data_fact
+        from skyformer.training.environment import describe_environment
 
+        here = describe_environment()
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
-        return {"threads": torch.get_num_threads(), **data}
+        return {"processor": here.cpu, "cores": here.cores, "threads": torch.get_num_threads(), **data}
 
     def cells(self) -> Sequence[Cell]:
         """What is compared with each other is measured one after the other: the machine may change its speed."""

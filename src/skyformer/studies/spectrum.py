@@ -66,7 +66,7 @@ class Options:
     preset: str = option("study", small="short", help="What the softmax models were, or are, trained with.")
     changes: tuple[str, ...] = option((), small=SMALL_TRAINING, help="Changes to it, as --set of `skyformer train`.")
     seed: int = option(0, help="Of the runs, and of what is drawn here.")
-    runs_dir: str = option("results/accuracy/runs", small="results/small/spectrum/runs", help="Where runs are kept.")
+    runs_dir: str = option("studies/accuracy/runs", small="studies/small/spectrum/runs", help="Where runs are kept.")
     data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
     examples: int = option(8, small=4, help="Test examples a task.")
     length: int = option(1024, help="Tokens that are read of each at most.")
