@@ -76,7 +76,10 @@ def test_other_settings_need_another_folder(skyformer: Any, inputs: list[str], t
     ("arguments", "promised"),
     [
         (["approximation", "--lengths", "many"], "--lengths must be a whole number, or several"),
-        (["approximation", "--text", "no/such/file.txt"], "--text must be a readable UTF-8 file; no/such/file.txt"),
+        (
+            ["approximation", "--small", "--text", "no/such/file.txt"],
+            "--text must be a readable UTF-8 file; no/such/file.txt",
+        ),
         (["dimension", "--render", "--output", "no/such/folder"], "run the study without --render first"),
     ],
 )
