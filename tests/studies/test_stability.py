@@ -24,7 +24,8 @@ from skyformer.studies.stability import (
     _short_training,
     embedding,
 )
-from skyformer.studies.tasks import Trainee, batches_of, study_data
+from skyformer.studies.tasks import batches_of, study_data
+from skyformer.training.building import Trainee
 from skyformer.training.config import RunConfig
 from tests.helpers import refused
 from tests.training.tiny import tiny_config
@@ -84,10 +85,10 @@ def test_the_score_is_its_definition(data: Task) -> None:
     batch = next(batches_of(data, config))
 
     def look() -> tuple[torch.Tensor, torch.Tensor]:
-        trainee.module.eval()
+        trainee.model.eval()
         with torch.no_grad():
-            f = embedding(trainee.module.model.encoder, batch.tokens[:4], batch.mask[:4])[0]
-        return f, torch.cat([p.detach().flatten() for p in trainee.module.parameters()])
+            f = embedding(trainee.model.encoder, batch.tokens[:4], batch.mask[:4])[0]
+        return f, torch.cat([p.detach().flatten() for p in trainee.model.parameters()])
 
     f_before, w_before = look()
     trainee.step(batch)
@@ -99,7 +100,7 @@ def test_the_score_is_its_definition(data: Task) -> None:
 def test_a_look_repeats_and_leaves_the_random_numbers_alone(data: Task) -> None:
     config = config_with(0.3)
     trainee = Trainee(config)
-    looks = _Looks(trainee.module.model, next(batches_of(data, config)), 4, seed=7)
+    looks = _Looks(trainee.model, next(batches_of(data, config)), 4, seed=7)
     state = torch.get_rng_state()
     size, off, same, fresh, noise, *_ = _changes(looks.take(), looks.take())
     assert torch.equal(state, torch.get_rng_state())

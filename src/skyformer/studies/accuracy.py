@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from skyformer.errors import DataError, DivergedError
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.paper import ACCURACY, TASK_TITLES
+from skyformer.studies.paper import ACCURACY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Panel, Series, Table, number
@@ -212,11 +212,6 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     return [points[round(place * (len(points) - 1) / (_CURVE_POINTS - 1))] for place in range(_CURVE_POINTS)]
 
 
-def _tasks(results: Mapping[Cell, Result]) -> list[str]:
-    """The tasks that were run, in the order of Table 1."""
-    return [task for task in TASK_TITLES if any(cell.task == task for cell in results)]
-
-
 def _attentions(results: Mapping[Cell, Result]) -> list[str]:
     """The attentions that were run, in the order of Table 1, then any others."""
     run = dict.fromkeys(cell.attention for cell in results)
@@ -234,7 +229,7 @@ def _mean(runs: Sequence[Result]) -> float | None:
 
 
 def _accuracy_table(results: Mapping[Cell, Result]) -> Table:
-    tasks = _tasks(results)
+    tasks = tasks_among(results)
     best = {task: max(_mean(_of(results, task, name)) or 0.0 for name in _attentions(results)) for task in tasks}
     rows = []
     for name in _attentions(results):
@@ -285,7 +280,7 @@ def _protocol_table(results: Mapping[Cell, Result]) -> Table:
     """What was the same for all attentions."""
     header = ["task", "length", "steps", "batch", "learning rate", "train", "dev", "test", "seeds", "note"]
     rows = []
-    for task in _tasks(results):
+    for task in tasks_among(results):
         cells = [cell for cell in results if cell.task == task]
         one = results[cells[0]]
         counts = (one.train_examples, one.dev_examples, one.test_examples)
@@ -319,7 +314,7 @@ def _curves(
 ) -> Figure:
     """A panel a task, a line an attention at its first seed; `x` and `y` are places in a point of the dev curve."""
     panels = []
-    for task in _tasks(results):
+    for task in tasks_among(results):
         lines = []
         for attention in _attentions(results):
             seeds = [cell for cell in results if (cell.task, cell.attention) == (task, attention)]

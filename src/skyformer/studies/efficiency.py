@@ -31,7 +31,7 @@ from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.memory import free_bytes
-from skyformer.studies.paper import COSTS, TASK_TITLES
+from skyformer.studies.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number
@@ -292,11 +292,6 @@ def _check_names(what: str, names: Sequence[str], known: Sequence[str] | Mapping
             raise UnknownNameError(what, name, known)
 
 
-def _tasks(results: Results) -> list[str]:
-    present = {cell.task for cell in results}
-    return [task for task in TASK_TITLES if task in present]
-
-
 def _attentions(results: Results) -> list[str]:
     """In the order of Table 2, then whatever else was measured."""
     present = dict.fromkeys(cell.attention for cell in results)
@@ -346,12 +341,12 @@ def _shown(result: Result | None, quantity: Quantity) -> str:
 
 
 def _titles(results: Results) -> list[str]:
-    return [TASK_TITLES[task] for task in _tasks(results)]
+    return [TASK_TITLES[task] for task in tasks_among(results)]
 
 
 def _costs(results: Results, kind: str) -> Table:
     """Table 2, with the paper's own figures where it has any: it padded."""
-    tasks = _tasks(results)
+    tasks = tasks_among(results)
     rows = [
         [
             attention,
@@ -376,7 +371,7 @@ def _cost(results: Results, task: str, kind: str, attention: str, quantity: Quan
 
 def _ratios(results: Results, kind: str) -> list[Table]:
     """A table for time and one for memory, the paper's ratios in brackets."""
-    tasks, tables = _tasks(results), []
+    tasks, tables = tasks_among(results), []
     for name, quantity, column in (("Time", Result.hours, "hours"), ("Memory", Result.memory_gb, "memory")):
         rows = [
             [attention, *(_beside_paper(results, task, kind, attention, quantity, column) for task in tasks)]
@@ -395,7 +390,10 @@ def _beside_paper(results: Results, task: str, kind: str, attention: str, quanti
 
 def _seconds(results: Results, kind: str) -> Table:
     rows = [
-        [attention, *(_shown(find(results, task, kind, attention), Result.step_seconds) for task in _tasks(results))]
+        [
+            attention,
+            *(_shown(find(results, task, kind, attention), Result.step_seconds) for task in tasks_among(results)),
+        ]
         for attention in _attentions(results)
     ]
     return Table(f"Seconds a step, batches {kind}", ["attention", *_titles(results)], rows)
@@ -405,7 +403,7 @@ def _verdict(results: Results, kinds: Sequence[str]) -> list[Table]:
     """Skyformer against the paper's Skyformer, and against the fastest of the zoo."""
     rows = []
     for kind in kinds:
-        for task in _tasks(results):
+        for task in tasks_among(results):
             bars = [
                 _against_paper(results, task, kind, quantity, column)
                 for quantity, column in ((Result.hours, "hours"), (Result.memory_gb, "memory"))
@@ -490,7 +488,7 @@ def _ratio_figure(results: Results) -> Figure:
 
 def _ratio_points(results: Results, attention: str, quantity: Quantity, column: str) -> Series:
     x, y = [], []
-    for task in _tasks(results):
+    for task in tasks_among(results):
         ours, papers = (
             ratio_to_softmax(results, task, PADDED, attention, quantity),
             paper_ratio(results, task, attention, column),
@@ -504,7 +502,7 @@ def _ratio_points(results: Results, attention: str, quantity: Quantity, column: 
 def _cost_figure(results: Results, kind: str) -> Figure:
     """Time over memory, a panel a task."""
     panels = []
-    for task in _tasks(results):
+    for task in tasks_among(results):
         series = []
         for attention in _attentions(results):
             result = find(results, task, kind, attention)

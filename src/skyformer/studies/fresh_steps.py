@@ -155,26 +155,15 @@ def take_steps(request: Request) -> Steps:
     return Steps(tuple(seconds), tuple(lengths), before, peak_bytes(), reference)
 
 
-def training_step(model: nn.Module, config: RunConfig) -> Callable[[Batch], None]:
+def training_step(model: nn.Module, config: RunConfig) -> Callable[[Batch], object]:
     """Forward, backward, clipping and the optimiser, as a run of the config does them."""
-    from skyformer.training.building import build_optimizer, cross_entropy, logits_of, one_cycle
+    from skyformer.training.building import Trainee
 
-    optimizer = build_optimizer(model.parameters(), config.optim, fused=True)
-    schedule = one_cycle(optimizer, config.optim, config.loop.steps)
-
-    def step(batch: Batch) -> None:
-        cross_entropy(logits_of(model, batch), batch.label).backward()
-        if config.optim.clip_value is not None:
-            nn.utils.clip_grad_value_(model.parameters(), config.optim.clip_value)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-
-    return step
+    return Trainee(config, model).step
 
 
 def time_steps(
-    step: Callable[[Batch], None],
+    step: Callable[[Batch], object],
     batches: Sequence[Batch],
     budget: float,
     clock: Callable[[], float] = time.perf_counter,

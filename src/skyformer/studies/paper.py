@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 # The order of Table 1's columns; the tasks under the names they have here.
 TASK_TITLES = MappingProxyType(
@@ -76,3 +77,23 @@ COSTS = MappingProxyType(
         "skyformer": PaperCost((1.02, 1.29, 1.86, 2.03, 3.40), (1.59, 1.75, 3.15, 4.13, 8.26)),
     }
 )
+
+# "Ratios of instability score", Table 3: to that of self-attention.
+INSTABILITY = MappingProxyType(
+    {
+        "nystromformer": {"text": 1.03, "listops": 1.01, "retrieval": 0.97, "pathfinder": 0.99, "image": 1.02},
+        "kernelized": {"text": 0.83, "listops": 0.77, "retrieval": 0.64, "pathfinder": 0.74, "image": 0.62},
+        "skyformer": {"text": 0.81, "listops": 0.79, "retrieval": 0.64, "pathfinder": 0.79, "image": 0.65},
+    }
+)
+
+
+class OfTask(Protocol):
+    @property
+    def task(self) -> str: ...
+
+
+def tasks_among(cells: Iterable[OfTask]) -> list[str]:
+    """The tasks that cells are of, in the order of the paper's tables."""
+    present = {cell.task for cell in cells}
+    return [task for task in TASK_TITLES if task in present]

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from skyformer.checks import check_at_least
 from skyformer.errors import MissingExtraError, UnknownNameError
 from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.paper import INSTABILITY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Panel, Series, Table, number, quantile
@@ -40,6 +41,7 @@ from skyformer.studies.show import Figure, Panel, Series, Table, number, quantil
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
     from skyformer.lra.dataset import Task
+    from skyformer.training.building import Trainee
     from skyformer.training.config import RunConfig
 
 SCORE, RATES = "score", "rates"
@@ -51,14 +53,6 @@ TITLES = {
     "skyformer": "Skyformer",
     "softmax": "Self-Attention",
 }
-TASKS = {"text": "Text", "listops": "ListOps", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
-PAPER = {
-    "nystromformer": {"text": 1.03, "listops": 1.01, "retrieval": 0.97, "pathfinder": 0.99, "image": 1.02},
-    "kernelized": {"text": 0.83, "listops": 0.77, "retrieval": 0.64, "pathfinder": 0.74, "image": 0.62},
-    "skyformer": {"text": 0.81, "listops": 0.79, "retrieval": 0.64, "pathfinder": 0.79, "image": 0.65},
-}
-"""Table 3 of the paper."""
-
 LAST = 20
 """Steps whose losses make the final loss of a short training."""
 
@@ -231,17 +225,23 @@ def _tasks() -> Any:
     return tasks
 
 
+def _trainee(config: RunConfig) -> Trainee:
+    from skyformer.training.building import Trainee
+
+    return Trainee(config)
+
+
 def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
     """Trains for `steps` steps, and looks at f before and after each."""
     tasks = _tasks()
-    trainee = tasks.Trainee(config)
+    trainee = _trainee(config)
     rows, losses = [], []
     for step, batch in enumerate(islice(tasks.batches_of(data, config), steps)):
-        looks = _Looks(trainee.module.model, batch, examples, seed=step)
-        old_weights = _flat(trainee.module)
+        looks = _Looks(trainee.model, batch, examples, seed=step)
+        old_weights = _flat(trainee.model)
         before = looks.take()
         losses.append(significant(trainee.step(batch)))
-        rows.append([_squared(_flat(trainee.module) - old_weights), *_changes(before, looks.take())])
+        rows.append([_squared(_flat(trainee.model) - old_weights), *_changes(before, looks.take())])
     columns = [tuple(significant(value, 6) for value in column) for column in zip(*rows, strict=True)]
     return Result(tuple(losses), *columns)  # type: ignore[arg-type]
 
@@ -312,7 +312,7 @@ def _squared(x: Tensor) -> float:
 def _short_training(config: RunConfig, data: Task) -> Result:
     """Losses until the last step, or until one is not finite."""
     tasks = _tasks()
-    trainee, losses = tasks.Trainee(config), []
+    trainee, losses = _trainee(config), []
     for batch in islice(tasks.batches_of(data, config), config.loop.steps):
         loss = trainee.step(batch)
         losses.append(significant(loss))
@@ -347,32 +347,29 @@ def _rivals(scores: Iterable[Cell]) -> list[str]:
     return [attention for attention in TITLES if attention in present and attention != BASELINE]
 
 
-def _tasks_of(scores: Iterable[Cell]) -> list[str]:
-    present = {cell.task for cell in scores}
-    return [task for task in TASKS if task in present]
-
-
 def _ratio_table(scores: Mapping[Cell, Result], variant: str, title: str, paper: bool = True) -> Table:
-    tasks = _tasks_of(scores)
+    tasks = tasks_among(scores)
     rows = []
     for attention in _rivals(scores):
         ours = [_with_spread(_ratios(scores, task, attention, variant)) for task in tasks]
-        theirs = [f" ({PAPER[attention][task]:.2f})" if paper and attention in PAPER else "" for task in tasks]
+        theirs = [
+            f" ({INSTABILITY[attention][task]:.2f})" if paper and attention in INSTABILITY else "" for task in tasks
+        ]
         rows.append([TITLES[attention], *(own + its for own, its in zip(ours, theirs, strict=True))])
     note = "Mean and standard deviation over seeds" + (", in brackets the paper's." if paper else ".")
-    return Table(title, ["Model", *(TASKS[task] for task in tasks)], rows, note)
+    return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, note)
 
 
 def _relative_table(scores: Mapping[Cell, Result]) -> Table:
     """Without the scale of the embedding: the change of f as a share of f."""
-    tasks = _tasks_of(scores)
+    tasks = tasks_among(scores)
     rows = [
         [TITLES[attention], *(_relative_change(scores, task, attention) for task in tasks)]
         for attention in [BASELINE, *_rivals(scores)]
         if tasks
     ]
     title = "Squared change of f in a step as a share of f's squared size, dropout off"
-    return Table(title, ["Model", *(TASKS[task] for task in tasks)], rows, "Median over steps and seeds.")
+    return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, "Median over steps and seeds.")
 
 
 def _relative_change(scores: Mapping[Cell, Result], task: str, attention: str) -> str:
@@ -383,11 +380,11 @@ def _relative_change(scores: Mapping[Cell, Result], task: str, attention: str) -
 def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
     """What the score is made of: noise of dropout, size of the embedding, length of the update."""
     rows = []
-    for task in _tasks_of(scores):
+    for task in tasks_among(scores):
         for attention in [BASELINE, *_rivals(scores)]:
             pairs = _with_baseline(scores, task, attention)
             if pairs:
-                rows.append([TASKS[task], TITLES[attention], *_makeup(pairs)])
+                rows.append([TASK_TITLES[task], TITLES[attention], *_makeup(pairs)])
     header = [
         "Task",
         "Model",
@@ -461,12 +458,14 @@ def _with_range(losses: Sequence[float | None]) -> str:
 
 def _score_figure(scores: Mapping[Cell, Result]) -> Figure:
     """tau_i to softmax's over the steps: a row of panels a variant, a column a task."""
-    tasks, panels = _tasks_of(scores), []
+    tasks, panels = tasks_among(scores), []
     for variant, title in VARIANTS.items():
         for task in tasks:
             series = [_ratio_line(scores, task, attention, variant) for attention in _rivals(scores)]
             panels.append(
-                Panel(f"{TASKS[task]}, {title}", "step", "tau to softmax's", [s for s in series if s.x], y_log=True)
+                Panel(
+                    f"{TASK_TITLES[task]}, {title}", "step", "tau to softmax's", [s for s in series if s.x], y_log=True
+                )
             )
     panels = [panel for panel in panels if panel.series]
     return Figure("figure", "Instability score to that of softmax attention", panels, columns=max(1, len(tasks)))

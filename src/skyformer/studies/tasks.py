@@ -1,12 +1,9 @@
-"""Long Range Arena as the studies train on it: a run's settings and data, and training one step at a time."""
+"""Long Range Arena as the studies train on it: a run's settings, its data and its batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from skyformer.lra.batching import Batch, training_loader
 from skyformer.lra.dataset import Task
@@ -15,7 +12,6 @@ from skyformer.lra.tasks import Split
 from skyformer.studies.base import Fact
 from skyformer.training.config import RunConfig
 from skyformer.training.data import load_data
-from skyformer.training.module import ClassifierModule, build_model
 from skyformer.training.presets import load_preset
 
 MADE_ON_DEMAND = 20_000
@@ -57,28 +53,3 @@ def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
         pad_to_max=loop.pad_to_max,
     )
     yield from loader  # type: ignore[misc]
-
-
-class Trainee:
-    """A model in training as `skyformer train` trains it, but with its steps in the hands of the caller."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.module = ClassifierModule(config, build_model(config))
-        configured: Any = self.module.configure_optimizers()
-        self._optimizer: torch.optim.Optimizer = configured["optimizer"]
-        self._schedule: torch.optim.lr_scheduler.LRScheduler = configured["lr_scheduler"]["scheduler"]
-        self._number = 0
-
-    def step(self, batch: Batch) -> float:
-        """One update of the weights; the loss before it."""
-        self.module.train()
-        loss = self.module.training_step(batch, self._number)
-        loss.backward()
-        if self.config.optim.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self.module.parameters(), self.config.optim.clip_value)
-        self._optimizer.step()
-        self._schedule.step()
-        self._optimizer.zero_grad()
-        self._number += 1
-        return float(loss.detach())

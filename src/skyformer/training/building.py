@@ -15,7 +15,7 @@ from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import TaskSpec, task_spec
 from skyformer.model import PairClassifier, SequenceClassifier
 from skyformer.training.config import OptimConfig, RunConfig
-from skyformer.training.seeds import mixed_seed
+from skyformer.training.seeds import mixed_seed, step_seed
 
 
 def classifier_class(spec: TaskSpec) -> type[SequenceClassifier | PairClassifier]:
@@ -59,3 +59,27 @@ def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) 
         anneal_strategy="linear",
         cycle_momentum=False,
     )
+
+
+class Trainee:
+    """A model in training as `skyformer train` trains it, but with its steps in the hands of the caller."""
+
+    def __init__(self, config: RunConfig, model: nn.Module | None = None) -> None:
+        self.config = config
+        self.model = build_model(config) if model is None else model
+        self._optimizer = build_optimizer(self.model.parameters(), config.optim, fused=True)
+        self._schedule = one_cycle(self._optimizer, config.optim, config.loop.steps)
+        self._number = 0
+
+    def step(self, batch: Batch) -> float:
+        """One update of the weights; the loss before it."""
+        torch.manual_seed(step_seed(self.config.seed, self._number))
+        loss = cross_entropy(logits_of(self.model.train(), batch), batch.label)
+        loss.backward()
+        if self.config.optim.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.config.optim.clip_value)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+        self._number += 1
+        return float(loss.detach())

@@ -21,7 +21,7 @@ from skyformer.training.building import (
 )
 from skyformer.training.config import RunConfig
 from skyformer.training.scores import Evaluation, Scores
-from skyformer.training.seeds import mixed_seed
+from skyformer.training.seeds import step_seed
 
 __all__ = ["ClassifierModule", "StepPart", "build_model", "classifier_class", "one_cycle", "parameter_count"]
 
@@ -65,7 +65,7 @@ class ClassifierModule(pl.LightningModule):
         return logits_of(self.model, batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        torch.manual_seed(mixed_seed("step", self.config.seed, batch_idx, self.global_rank))
+        torch.manual_seed(step_seed(self.config.seed, batch_idx, self.global_rank))
         if batch_idx % self.config.loop.accumulate == 0:
             self.parts.clear()
         logits = self(batch)
