@@ -28,8 +28,12 @@ from skyformer.functional import GAMMA, kernelized_attention, skyformer_attentio
 from skyformer.kernels import GaussianKernel, half_norms
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.solve import SOLVERS
-from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, Heads, HeadSource
+from skyformer.studies.base import option
+from skyformer.studies.heads import (
+    HeadOptions,
+    Heads,
+    HeadStudy,
+)
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -55,11 +59,7 @@ SKYFORMER = "skyformer"
 
 
 @dataclass(frozen=True)
-class Options:
-    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
-    text: str = option(
-        PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
-    )
+class Options(HeadOptions):
     weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q, K, V.")
     lengths: tuple[int, ...] = option((128, 256, 512), small=(128,), help="Tokens, up to the model's limit.")
     long_lengths: tuple[int, ...] = option((1024, 2048, 4096), small=(), help="Tokens, for initialised weights only.")
@@ -100,7 +100,7 @@ class Result:
 
 
 @register_study
-class Approximation(Study[Options, Cell, Result]):
+class Approximation(HeadStudy[Options, Cell, Result]):
     name = "approximation"
     title = "Approximation error on real heads (section 4.5, Figure 1)"
     options_type, cell_type, result_type = Options, Cell, Result
@@ -108,13 +108,6 @@ class Approximation(Study[Options, Cell, Result]):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._source.check(options.weights, max(options.lengths), "--lengths")
-
-    @cached_property
-    def _source(self) -> HeadSource:
-        return HeadSource(self.options.model, self.options.text)
-
-    def facts(self) -> Mapping[str, Fact]:
-        return self._source.facts()
 
     def cells(self) -> Sequence[Cell]:
         """The paper's comparison first, then what goes beyond it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,8 +24,11 @@ from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import SAMPLERS, Candidates
 from skyformer.studies import theorem
-from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.heads import MODEL_HELP, PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, HeadSource
+from skyformer.studies.base import option
+from skyformer.studies.heads import (
+    HeadOptions,
+    HeadStudy,
+)
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -46,11 +49,7 @@ Numbers = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class Options:
-    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
-    text: str = option(
-        PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
-    )
+class Options(HeadOptions):
     weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q and K.")
     lengths: tuple[int, ...] = option((64, 128, 256, 512), small=(32, 64), help="Tokens n, up to the model's limit.")
     long_lengths: tuple[int, ...] = option((1024, 2048), small=(), help="Tokens, for initialised weights only.")
@@ -108,7 +107,7 @@ class Result:
 
 
 @register_study
-class Dimension(Study[Options, Cell, Result]):
+class Dimension(HeadStudy[Options, Cell, Result]):
     name = "dimension"
     title = "Statistical dimension and how many landmarks it takes (Theorem 1)"
     options_type, cell_type, result_type = Options, Cell, Result
@@ -124,13 +123,6 @@ class Dimension(Study[Options, Cell, Result]):
             raise InputError(f"--delta must be a probability between 0 and 1; got {options.delta:g}")
         longest = max(*options.lengths, options.draw_length)
         self._source.check(options.weights, longest, "--lengths and --draw-length")
-
-    @cached_property
-    def _source(self) -> HeadSource:
-        return HeadSource(self.options.model, self.options.text)
-
-    def facts(self) -> Mapping[str, Fact]:
-        return self._source.facts()
 
     def cells(self) -> Sequence[Cell]:
         short = self._dimensions(self.options.weights, self.options.lengths, self.options.seeds)

