@@ -81,9 +81,8 @@ def kernelized_attention(
         return softmax_attention(
             query, key, value, key_mask=key_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p
         )
-    if isinstance(kernel, GaussianKernel) and dropout_p == 0 and fused_gaussian_available(query, value):
-        q, k, v = (at_least_float32(t) for t in (query, key, value))
-        return fused_gaussian_attention(q, k, v, key_mask, is_causal, scale).to(query.dtype)
+    if dropout_p == 0:
+        return _product(query, key, value, kernel, scale, key_mask, memory_budget, is_causal)
     return kernel_product(
         query,
         key,
@@ -95,6 +94,25 @@ def kernelized_attention(
         dropout_p=dropout_p,
         generator=generator,
         memory_budget=memory_budget,
+    )
+
+
+def _product(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    kernel: Kernel,
+    scale: float,
+    key_mask: Tensor | None,
+    memory_budget: int,
+    is_causal: bool = False,
+) -> Tensor:
+    """kappa(x, y) v by whichever way is the fastest for this kernel and device."""
+    if isinstance(kernel, GaussianKernel) and fused_gaussian_available(x, v):
+        packed = (at_least_float32(t) for t in (x, y, v))
+        return fused_gaussian_attention(*packed, key_mask, is_causal, scale).to(x.dtype)
+    return kernel_product(
+        x, y, v, kernel=kernel, scale=scale, key_mask=key_mask, is_causal=is_causal, memory_budget=memory_budget
     )
 
 
@@ -184,6 +202,7 @@ def skyformer_attention(
         )
     check_at_least("num_landmarks", num_landmarks, 1)
     check_positive("gamma", gamma)
+    check_at_least("memory_budget", memory_budget, 0, most=2**62)
     if query_mask is None and query.shape[2] == key.shape[2]:
         query_mask = key_mask
     check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
@@ -236,7 +255,7 @@ def _nystrom(
     whole = _Whole.among(candidates, num_landmarks, landmarks)
     query, key, chosen = _choose(landmarks, candidates, num_landmarks, whole, generator)
     W, active = chosen.points, chosen.active
-    right = kernel_product(W, key, value, kernel=kernel, scale=scale, key_mask=key_mask, memory_budget=memory_budget)
+    right = _product(W, key, value, kernel, scale, key_mask, memory_budget)
     gram = gram_matrix(W, kernel=kernel, scale=scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
@@ -244,7 +263,7 @@ def _nystrom(
     middle = regularized_solve(gram, right, gamma, solver)
     if whole is not None:
         middle = torch.where(whole.examples.unsqueeze(-1), whole.values(value, candidates.num_queries), middle)
-    return kernel_product(query, W, middle, kernel=kernel, scale=scale, memory_budget=memory_budget)
+    return _product(query, W, middle, kernel, scale, None, memory_budget)
 
 
 def _choose(

@@ -1,4 +1,4 @@
-"""Exact Gaussian attention through the fused softmax kernel of torch's CPU backend.
+"""Gaussian products through the fused softmax kernel of torch's CPU backend.
 
 With a key bias of -|k_j|^2 / 2 (all norms and products multiplied by `scale`) a fused softmax kernel returns
 
@@ -73,7 +73,7 @@ class _FusedGaussian(torch.autograd.Function):
             query,
             key,
             value,
-            torch.zeros_like(out),
+            out.new_zeros(out.shape[-1]).expand_as(out),
             lse,
             0.0,
             ctx.is_causal,

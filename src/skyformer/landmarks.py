@@ -337,22 +337,20 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows (B, 1 or H, k) of x (B, H, n, P): (B, H, k, P)."""
     if x.shape[2] == 0:
         return x.new_zeros(*x.shape[:2], rows.shape[-1], x.shape[-1])
-    taken = x.reshape(-1, x.shape[-1]).index_select(0, _flat_index(x, rows))
-    return taken.view(*x.shape[:2], rows.shape[-1], x.shape[-1])
+    batch, head = _batch_and_head(x)
+    return x[batch, head, rows]
 
 
-def _flat_index(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows (B, 1 or H, k) of x (B, H, n, P) as rows of x flattened to (B H n, P): copying whole rows is far quicker
-    than gathering their entries one by one."""
-    batch, heads, length, _ = x.shape
-    start = torch.arange(0, batch * heads * length, length, device=x.device).view(batch, heads, 1)
-    return (rows + start).flatten()
+def _batch_and_head(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of the examples (B, 1, 1) and heads (H, 1) of x, to index it with whatever its layout."""
+    batch, heads = (torch.arange(size, device=x.device) for size in x.shape[:2])
+    return batch[:, None, None], heads[:, None]
 
 
 def landmark_rows(query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and the rows (B, 1 or H, d) of [Q; K], without building [Q; K].
 
-    The Q and K that come back are the ones to go on with, each in one `kernel_product`: their gradients then take up
+    The Q and K that come back are the ones to go on with, each in one product: their gradients then take up
     the landmarks' in place, where plain indexing would allocate, clear and add two more tensors of their size.
     """
     taken: tuple[Tensor, Tensor, Tensor] = _LandmarkRows.apply(query, key, rows)
@@ -389,12 +387,11 @@ def _split_rows(rows: Tensor, num_queries: int, num_keys: int) -> tuple[Tensor, 
 def _add_rows(grad: Tensor, rows: Tensor, addend: Tensor) -> Tensor:
     if grad.shape[2] == 0:
         return grad
-    index, flat = _flat_index(grad, rows), grad.reshape(-1, grad.shape[-1])
-    addend = addend.reshape(-1, grad.shape[-1])
+    index = (*_batch_and_head(grad), rows)
     if torch.compiler.is_compiling():
-        return flat.index_add(0, index, addend).view(grad.shape)
-    # In place: the gradient comes fresh from kernel_product, and nobody else holds it.
-    return flat.index_add_(0, index, addend).view(grad.shape)
+        return grad.index_put(index, addend, accumulate=True)
+    # In place: the gradient comes fresh from the product, and nobody else holds it.
+    return grad.index_put_(index, addend, accumulate=True)
 
 
 def query_share(queries: Tensor, keys: Tensor, num_landmarks: int, share: float = 0.5) -> Tensor:
