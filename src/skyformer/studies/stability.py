@@ -69,7 +69,7 @@ class Options:
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds of weights, batches and all that is drawn.")
     preset: str = option("paper", small="short", help="Settings of the model and its training.")
     steps: int = option(20, small=4, help="Training steps.")
-    examples: int = option(8, small=4, help="Examples of each batch that f is taken on.")
+    examples: int = option(4, help="Examples of each batch that f is taken on.")
     rates: tuple[float, ...] = option(
         (1e-4, 1e-3, 1e-2, 3e-2, 1e-1), small=(1e-3, 1e-1), help="Learning rates of the short trainings on ListOps."
     )
