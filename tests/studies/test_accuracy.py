@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.errors import DataError, DivergedError, InterruptedRunError
+from skyformer.errors import DataError, DivergedError, InterruptedRunError, UnknownNameError
 from skyformer.studies import run_study
 from skyformer.studies.accuracy import FULL_BUDGET, Accuracy, Cell, Options, Result, thinned
 from skyformer.studies.show import Table
@@ -204,3 +204,9 @@ def _stopped(*_: object) -> None:
 
 def _diverged(*_: object) -> None:
     raise DivergedError("the loss is nan at step 3, on training examples 1")
+
+
+@pytest.mark.parametrize("name", ["tasks", "repeated_tasks", "attentions", "repeated"])
+def test_unknown_names_are_refused_wherever_they_stand(name: str) -> None:
+    with refused(UnknownNameError, "txet"):
+        Accuracy(Options(**{name: ("txet",)}))  # type: ignore[arg-type]

@@ -179,6 +179,22 @@ def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
         Approximation(replace(options, lengths=(16, 49)))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lengths": (16, 1)}, ("--lengths", "at least 4", "got 1")),
+        ({"lengths": ()}, ("--lengths", "at least one", "got none")),
+        ({"seeds": (0, -1)}, ("--seeds", "at least 0", "got -1")),
+        ({"features": (0,)}, ("--features", "at least 1", "got 0")),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    options: Options, change: dict[str, tuple[int, ...]], words: tuple[str, ...]
+) -> None:
+    with refused(InputError, *words):
+        Approximation(replace(options, **change))  # type: ignore[arg-type]
+
+
 def test_the_small_version_needs_no_files() -> None:
     study = Approximation(make_options(Approximation, small=True, given={}))
     cell = next(cell for cell in study.cells() if (cell.method, cell.features) == ("linformer", 16))

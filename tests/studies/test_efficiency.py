@@ -83,13 +83,15 @@ def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
     assert run_in_fresh_process(replace(request_of, may_add=2**20)) is None
 
 
-def test_a_killed_process_did_not_fit_and_any_other_failure_is_told() -> None:
-    assert read_outcome(-signal.SIGKILL, "", "") is None
-    assert read_outcome(1, "", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried ...") is None
+def test_a_process_killed_by_the_system_did_not_fit_and_any_other_failure_is_told() -> None:
+    assert read_outcome(-signal.SIGKILL, "", "", by_system=True) is None
+    no_memory = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried ..."
+    assert read_outcome(1, "", no_memory, by_system=False) is None
     with refused(TrainingError, "KeyError: 'x'"):
-        read_outcome(1, "", "Traceback\nKeyError: 'x'")
-    with refused(TrainingError, "code -11"):
-        read_outcome(-signal.SIGSEGV, "", "")
+        read_outcome(1, "", "Traceback\nKeyError: 'x'", by_system=False)
+    for number in (signal.SIGSEGV, signal.SIGKILL):
+        with refused(TrainingError, f"code -{number:d}"):
+            read_outcome(-number, "", "", by_system=False)
 
 
 def test_the_materialised_form_is_softmax_attention() -> None:

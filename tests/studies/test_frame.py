@@ -141,6 +141,7 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     assert make_options(Squares, small=False, given={"seeds": "3, 4", "power": "0.5", "note": "n"}) == Options(
         (3, 4), 0.5, "n"
     )
+    assert make_options(Squares, small=False, given={"seeds": " "}).seeds == (), "none"
     with refused(InputError, "--seeds", "whole number", "'1,b'"):
         make_options(Squares, small=False, given={"seeds": "1,b"})
     assert [each.help() for each in option_fields(Options)] == [

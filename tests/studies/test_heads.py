@@ -109,3 +109,19 @@ def test_the_tiny_model_needs_no_files_and_has_no_pretrained_weights(monkeypatch
 def test_unknown_weights_are_refused(tiny_bert: Path, tiny_text: Path) -> None:
     with refused(UnknownNameError, "'pretraind'", "Did you mean 'pretrained'?"):
         HeadSource(str(tiny_bert), str(tiny_text)).check(["pretraind"], 16, "--lengths")
+
+
+def test_a_roberta_takes_fewer_tokens_than_it_has_positions(tiny_bert: Path, tiny_text: Path, tmp_path: Path) -> None:
+    """Its first positions, up to the number of the padding token, belong to padding."""
+    from transformers import BertTokenizerFast, RobertaConfig, RobertaModel
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(vocab_size=20, max_position_embeddings=34, pad_token_id=1, **shape)
+    RobertaModel(config).save_pretrained(tmp_path)
+    BertTokenizerFast.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    source = HeadSource(str(tmp_path), str(tiny_text))
+    assert source.longest == 32
+    assert source.at("pretrained", 32, 0).query.shape == (2, 2, 32, 8)
+    assert source.at("initialised", 40, 0).query.shape == (2, 2, 40, 8)
+    with refused(InputError, "at most 32", "got 33"):
+        source.check(("pretrained",), 33, "--lengths")

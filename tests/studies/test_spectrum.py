@@ -186,6 +186,8 @@ def test_the_papers_conclusions_are_judged() -> None:
     better = [verdicts[f"C is better conditioned than D^-1 A on {task}"] for task in ("Text", "ListOps", "Retrieval")]
     assert [each[-1] for each in better] == ["yes", "no", "both singular"]
     assert verdicts["C is better conditioned than D^-1 A on Pathfinder"] == ["9,000", "> 4.0e+12", "yes"]
+    against_a = [verdicts[f"C is better conditioned than A on {task}"][-1] for task in ("Text", "Retrieval")]
+    assert against_a == ["no", "no"], "A has a condition of 10"
     assert [row[0] for row in outputs.rows] == ["Text", "ListOps", "Retrieval", "Pathfinder"]
     assert outputs.rows[0] == ["Text", *["9", "5", "10"] * 3]
     assert scores.rows[2][-5:] == ["9", "5", "20", "> 4.0e+12", "2"]

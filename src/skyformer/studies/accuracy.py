@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from skyformer.errors import DataError, DivergedError
+from skyformer.attention import list_attentions
+from skyformer.errors import DataError, DivergedError, UnknownNameError
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.paper import ACCURACY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
@@ -103,6 +104,15 @@ class Accuracy(Study[Options, Cell, Result]):
     name = "accuracy"
     title = "Accuracy on Long Range Arena at a reduced budget (Table 1, Figures 2 and 4)"
     options_type, cell_type, result_type = Options, Cell, Result
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        for task in (*options.tasks, *options.repeated_tasks):
+            if task not in TASK_TITLES:
+                raise UnknownNameError("task", task, TASK_TITLES)
+        for attention in (*options.attentions, *options.repeated):
+            if attention not in list_attentions():
+                raise UnknownNameError("attention", attention, list_attentions())
 
     def facts(self) -> Mapping[str, Fact]:
         return {"preset": self.options.preset}

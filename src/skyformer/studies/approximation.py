@@ -28,12 +28,8 @@ from skyformer.functional import GAMMA, kernelized_attention, skyformer_attentio
 from skyformer.kernels import GaussianKernel, half_norms
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.solve import SOLVERS
-from skyformer.studies.base import option
-from skyformer.studies.heads import (
-    HeadOptions,
-    Heads,
-    HeadStudy,
-)
+from skyformer.studies.base import check_each, option
+from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -107,6 +103,11 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        check_each("--lengths", options.lengths, SHORTEST)
+        check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
+        check_each("--features", options.features, 1)
+        check_each("--seeds", options.seeds, 0)
+        check_each("--long-seeds", options.long_seeds, 0, some=bool(options.long_lengths))
         self._source.check(options.weights, max(options.lengths), "--lengths")
 
     def cells(self) -> Sequence[Cell]:

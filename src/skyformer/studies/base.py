@@ -78,6 +78,15 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
         """The figures of a record, whole or in part; the first is named "figure"."""
 
 
+def check_each(flag: str, values: Sequence[int], least: int, *, some: bool = True) -> None:
+    """That all are at least `least`, and that there are any if `some` are needed."""
+    if some and not values:
+        raise InputError(f"{flag} must name at least one number; got none")
+    for value in values:
+        if value < least:
+            raise InputError(f"{flag} must be numbers of at least {least}; got {value}")
+
+
 def option(default: Any, *, help: str, small: Any = MISSING) -> Any:
     """A field of a study's options: its default, its default in the small version, and its line in --help."""
     return field(default=default, metadata={"setting": Setting(help, default if small is MISSING else small)})
@@ -107,7 +116,9 @@ class OptionField:
         return "--" + self.name.replace("_", "-")
 
     def read(self, text: str) -> Any:
-        """The value that a user's text stands for."""
+        """The value that a user's text stands for; an empty text is a list of none."""
+        if self.many and not text.strip():
+            return ()
         parts = [part.strip() for part in text.split(",")] if self.many else [text]
         try:
             values = tuple(self.kind(part) for part in parts)

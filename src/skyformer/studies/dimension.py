@@ -24,11 +24,8 @@ from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import SAMPLERS, Candidates
 from skyformer.studies import theorem
-from skyformer.studies.base import option
-from skyformer.studies.heads import (
-    HeadOptions,
-    HeadStudy,
-)
+from skyformer.studies.base import check_each, option
+from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
@@ -121,6 +118,9 @@ class Dimension(HeadStudy[Options, Cell, Result]):
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
         if not 0 < options.delta < 1:
             raise InputError(f"--delta must be a probability between 0 and 1; got {options.delta:g}")
+        check_each("--lengths", options.lengths, SHORTEST)
+        check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
+        check_each("--seeds", options.seeds, 0)
         longest = max(*options.lengths, options.draw_length)
         self._source.check(options.weights, longest, "--lengths and --draw-length")
 

@@ -24,6 +24,7 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.errors import TrainingError
 from skyformer.studies.memory import (
     allow_more,
+    killed_for_memory,
     peak_bytes,
     reset_peak,
     return_free_memory,
@@ -116,16 +117,19 @@ def load_batches(path: str, batch_size: int) -> list[Batch]:
 def run_in_fresh_process(request: Request) -> Steps | None:
     """What the steps took, or None if there was not enough memory for them."""
     command = [sys.executable, "-m", "skyformer.studies.fresh_steps", json.dumps(asdict(request))]
+    before = killed_for_memory()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return read_outcome(done.returncode, done.stdout, done.stderr)
+    by_system = before is None or killed_for_memory() != before
+    return read_outcome(done.returncode, done.stdout, done.stderr, by_system=by_system)
 
 
-def read_outcome(code: int, stdout: str, stderr: str) -> Steps | None:
-    """A process that was killed, or that failed for want of memory, did not fit; any other failure is an error."""
+def read_outcome(code: int, stdout: str, stderr: str, *, by_system: bool) -> Steps | None:
+    """A process that failed for want of memory, or that the system killed for it, did not fit; any other failure is
+    an error."""
     if code == 0:
         answer: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
         return Steps(**{**answer, "seconds": tuple(answer["seconds"]), "lengths": tuple(answer["lengths"])})
-    if code == -signal.SIGKILL or is_want_of_memory(stderr):
+    if (code == -signal.SIGKILL and by_system) or is_want_of_memory(stderr):
         return None
     last = stderr.strip().splitlines()[-1] if stderr.strip() else f"it ended with code {code}"
     raise TrainingError(f"the process of the training steps failed: {last}")

@@ -32,6 +32,9 @@ PYTHON_REFERENCE = "python-reference"
 
 WEIGHTS = ("initialised", "pretrained")
 
+SHORTEST = 4
+"""Tokens of the shortest passage: two between the marks at its ends."""
+
 _PROJECTIONS = ("query", "key", "value")
 
 
@@ -70,8 +73,17 @@ class HeadSource:
 
     @property
     def longest(self) -> int:
-        """The tokens that the pretrained model takes."""
-        return int(getattr(self._config, "max_position_embeddings", 512))
+        """The tokens that the pretrained model takes: its positions, less those that it keeps for padding."""
+        return int(getattr(self._config, "max_position_embeddings", 512)) - self._first_position
+
+    @cached_property
+    def _first_position(self) -> int:
+        """RoBERTa and its relatives begin to count after the number of the padding token; BERT begins at zero."""
+        with _readable(self.model_name), torch.device("meta"):
+            model = _transformers().AutoModel.from_config(self._config)
+        tables = (getattr(module, "position_embeddings", None) for module in model.modules())
+        padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
+        return 0 if not padding or padding[0] is None else padding[0] + 1
 
     def check(self, weights: Sequence[str], longest: int, flags: str) -> None:
         """That the model has these weights, and takes `longest` tokens, which came from `flags`, if it must."""
@@ -116,7 +128,7 @@ class HeadSource:
     def _initialised(self, length: int, seed: int) -> nn.Module:
         """The same shape with fresh weights, and a larger table of positions if `length` asks for it."""
         config = type(self._config).from_dict(self._config.to_dict())
-        config.max_position_embeddings = max(length, self.longest)
+        config.max_position_embeddings = max(length, self.longest) + self._first_position
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = _transformers().AutoModel.from_config(config, dtype=torch.float32)

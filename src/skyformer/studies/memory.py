@@ -55,6 +55,15 @@ def allow_more(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
+def killed_for_memory() -> int | None:
+    """How many processes the system has ended for want of memory since it started; None where it does not say."""
+    with suppress(OSError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+        return counts[0] if counts else None
+    return None
+
+
 def volunteer_to_be_killed() -> None:
     """If the system runs out of memory all the same, it is to end this process and no other."""
     with suppress(OSError):
