@@ -12,8 +12,9 @@ is left open there, so it is measured in three variants, all along one and the s
 - "fresh": dropout, with new masks after the step. Then the difference holds the noise of two masks besides the step's
   work; that noise alone, two masks and no step, is kept as well.
 
-f is taken where the second layer ends and, in the figures called "normed", after the norm that follows. Landmarks and
-other random choices of an attention are the same in all evaluations of f.
+f is taken after the norm that follows the second layer, which is what the model hands on (the figures called "normed"),
+and also before it, where the layers leave it. Landmarks and other random choices of an attention are the same in all
+evaluations of f.
 
 Besides the paper: the loss that short trainings end with at learning rates from harmless to absurd.
 """
@@ -201,9 +202,11 @@ class Stability(Study[Options, Cell, Result]):
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
         scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
-        found = [_ratio_table(scores, variant, f"tau to softmax's, {title}") for variant, title in VARIANTS.items()]
+        found = [
+            _ratio_table(scores, normed(variant), f"tau to softmax's, {title}") for variant, title in VARIANTS.items()
+        ]
         found += [
-            _ratio_table(scores, f"normed_{variant}", f"The same after the final norm, {title}", paper=False)
+            _ratio_table(scores, variant, f"The same before the final norm, {title}", paper=False)
             for variant, title in VARIANTS.items()
         ]
         found += [_relative_table(scores), _makeup_table(scores), _rate_table(results)]
@@ -214,6 +217,11 @@ class Stability(Study[Options, Cell, Result]):
         scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
         found = [_score_figure(scores), _rate_figure(results)]
         return [figure for figure in found if figure.panels]
+
+
+def normed(figure: str) -> str:
+    """The name of the same figure after the final norm."""
+    return f"normed_{figure}"
 
 
 def _tasks() -> Any:
@@ -338,8 +346,9 @@ def _with_spread(values: Sequence[float]) -> str:
         return "-"
     if not all(map(math.isfinite, values)):
         return "not finite"
-    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{spread}"
+    digits = 2 if mean(values) < 100 else 0
+    spread = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{digits}f}{spread}"
 
 
 def _rivals(scores: Iterable[Cell]) -> list[str]:
@@ -368,7 +377,7 @@ def _relative_table(scores: Mapping[Cell, Result]) -> Table:
         for attention in [BASELINE, *_rivals(scores)]
         if tasks
     ]
-    title = "Squared change of f in a step as a share of f's squared size, dropout off"
+    title = "Squared change of f in a step as a share of f's squared size, before the final norm, dropout off"
     return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, "Median over steps and seeds.")
 
 
@@ -389,9 +398,9 @@ def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
         "Task",
         "Model",
         "dropout noise in the fresh variant",
-        "size of f",
         "dropout noise",
         "length of the update",
+        "size of f before the norm",
     ]
     note = "Medians over steps and seeds: a share, then squared norms divided by those of softmax attention."
     return Table("What the score is made of", header, rows, note)
@@ -407,10 +416,10 @@ def _with_baseline(scores: Mapping[Cell, Result], task: str, attention: str) -> 
 
 
 def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
-    share = [_quotients(own.noise, own.fresh) for own, _ in pairs]
+    share = [_quotients(own.normed_noise, own.normed_fresh) for own, _ in pairs]
     ratios = [
         [_quotients(getattr(own, name), getattr(its, name)) for own, its in pairs]
-        for name in ("size", "noise", "update")
+        for name in (normed("noise"), "update", "size")
     ]
     return [_median(share), *map(_median, ratios)]
 
@@ -461,7 +470,7 @@ def _score_figure(scores: Mapping[Cell, Result]) -> Figure:
     tasks, panels = tasks_among(scores), []
     for variant, title in VARIANTS.items():
         for task in tasks:
-            series = [_ratio_line(scores, task, attention, variant) for attention in _rivals(scores)]
+            series = [_ratio_line(scores, task, attention, normed(variant)) for attention in _rivals(scores)]
             panels.append(
                 Panel(
                     f"{TASK_TITLES[task]}, {title}", "step", "tau to softmax's", [s for s in series if s.x], y_log=True
