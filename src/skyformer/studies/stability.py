@@ -155,8 +155,8 @@ class Stability(Study[Options, Cell, Result]):
         chosen = self.options
         scores = [
             Cell(SCORE, task, attention, seed, None)
-            for task in chosen.tasks
             for seed in chosen.seeds
+            for task in chosen.tasks
             for attention in chosen.attentions
         ]
         rates = [
