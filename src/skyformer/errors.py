@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SkyformerError(Exception):
@@ -11,6 +12,16 @@ class SkyformerError(Exception):
 
     exit_code = 2
     """What the command line exits with."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes, also those whose arguments are not their message."""
+        return _revived, (type(self), self.args, self.__dict__)
+
+
+def _revived(kind: type[SkyformerError], args: tuple[Any, ...], state: dict[str, Any]) -> SkyformerError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(SkyformerError, ValueError):

@@ -109,8 +109,8 @@ def _product(
 ) -> Tensor:
     """kappa(x, y) v by whichever way is the fastest for this kernel and device."""
     if isinstance(kernel, GaussianKernel) and fused_gaussian_available(x, v):
-        packed = (at_least_float32(t) for t in (x, y, v))
-        return fused_gaussian_attention(*packed, key_mask, is_causal, scale).to(x.dtype)
+        query, key, value = (at_least_float32(t) for t in (x, y, v))
+        return fused_gaussian_attention(query, key, value, key_mask, is_causal, scale).to(x.dtype)
     return kernel_product(
         x, y, v, kernel=kernel, scale=scale, key_mask=key_mask, is_causal=is_causal, memory_budget=memory_budget
     )

@@ -210,3 +210,12 @@ def _diverged(*_: object) -> None:
 def test_unknown_names_are_refused_wherever_they_stand(name: str) -> None:
     with refused(UnknownNameError, "txet"):
         Accuracy(Options(**{name: ("txet",)}))  # type: ignore[arg-type]
+
+
+def test_only_attentions_that_were_asked_for_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accuracy, "_data", lambda self: dict.fromkeys(self.options.tasks, "d0"))
+    cells = Accuracy(Options(tasks=("listops",), attentions=("linformer", "softmax"))).cells()
+    assert [(cell.attention, cell.seed) for cell in cells] == [
+        *(("linformer", 0), ("softmax", 0)),
+        *(("softmax", 1), ("softmax", 2)),
+    ]

@@ -186,6 +186,7 @@ def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
         ({"lengths": ()}, ("--lengths", "at least one", "got none")),
         ({"seeds": (0, -1)}, ("--seeds", "at least 0", "got -1")),
         ({"features": (0,)}, ("--features", "at least 1", "got 0")),
+        ({"gammas": (0.1, 0.0)}, ("--gammas", "got 0.0")),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(

@@ -199,7 +199,13 @@ def test_a_record_in_part_can_be_shown(results: Mapping[Cell, Result]) -> None:
         Dimension.figures(part)
 
 
-@pytest.mark.parametrize(("name", "value"), [("delta", 0.0), ("delta", -1.0), ("heads", 0), ("draws", 0)])
-def test_numbers_that_mean_nothing_are_refused(options: Options, name: str, value: float) -> None:
-    with refused(InputError, f"--{name}", "got"):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("delta", 0.0), ("delta", -1.0), ("heads", 0), ("draws", 0), ("draw_length", 1)),
+        *(("held_out", (-1,)), ("counts", (0,)), ("targets", (2.0,)), ("epsilons", (0.0,))),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(options: Options, name: str, value: object) -> None:
+    with refused(InputError, f"--{name.replace('_', '-')}", "got"):
         Dimension(replace(options, **{name: value}))

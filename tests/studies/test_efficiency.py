@@ -295,3 +295,19 @@ def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_p
 def test_free_memory_is_that_of_the_machine() -> None:
     free = free_bytes()
     assert free is None or 2**20 < free < 2**50
+
+
+def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: Path) -> None:
+    """With real processes: what is measured is positive, and the table divides it."""
+    options = replace(small_options(data_dir, LENGTH), batches=(PADDED,), seconds=0.01)
+    record = run_study(Efficiency(options), tmp_path)
+    results = record.results()
+    assert [cell.attention for cell in results] == [MATERIALISED, "skyformer"]
+    for result in results.values():
+        assert min(result.seconds) > 0
+        assert set(result.lengths) == {LENGTH}
+        assert (result.batch_size, result.did_not_fit) == (32, ())
+        assert result.memory_gb() > 0
+    own, base = (result.step_seconds() for result in reversed(results.values()))
+    assert ratio_to_softmax(results, "listops", PADDED, "skyformer", Result.hours) == pytest.approx(own / base)
+    assert record.facts["seconds"] == 0.01

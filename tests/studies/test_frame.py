@@ -54,6 +54,20 @@ def test_cells_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
     assert len(Squares.measured) == 6, "the second time, other processes measured"
 
 
+def test_a_cell_that_fails_in_company_loses_no_other_that_was_begun(tmp_path: Path) -> None:
+    """Seed 9 makes the first of its cells fail, with an error whose arguments are not its message."""
+    with refused(UnknownNameError, "unknown square 'x'"):
+        run_study(Squares(Options(seeds=(0, 9))), tmp_path, jobs=2)
+    kept = read_record(Squares, record_path("squares", tmp_path)).results()
+    assert {Cell(x, 0) for x in (1, 2, 4)} <= kept.keys()
+    assert Cell(1, 9) not in kept
+
+
+def test_an_empty_plan_is_refused(tmp_path: Path) -> None:
+    with refused(InputError, "squares", "nothing to measure"):
+        run_study(Squares(Options(seeds=())), tmp_path)
+
+
 def test_a_study_that_takes_times_refuses_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Squares, "times_things", True)
     with refused(InputError, "--jobs must be 1", "squares"):
@@ -144,6 +158,8 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     assert make_options(Squares, small=False, given={"seeds": " "}).seeds == (), "none"
     with refused(InputError, "--seeds", "whole number", "'1,b'"):
         make_options(Squares, small=False, given={"seeds": "1,b"})
+    with refused(InputError, "--power", "finite", "'nan'"):
+        make_options(Squares, small=False, given={"power": "nan"})
     assert [each.help() for each in option_fields(Options)] == [
         "Seeds, separated by commas. (default: 0, 1; small: 0)",
         "The exponent. (default: 2.0)",

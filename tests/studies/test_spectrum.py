@@ -158,6 +158,8 @@ def test_bad_options_and_missing_data_are_told_first(options: Options, tmp_path:
         Spectrum(replace(options, tasks=("list",)))
     with refused(InputError, "--examples", "at least 1", "got 0"):
         Spectrum(replace(options, examples=0))
+    with refused(InputError, "2 layers at least"):
+        Spectrum(replace(options, changes=(*options.changes, "model.num_layers=1"))).cells()
     missing = Spectrum(Options(tasks=("text",), data_dir=str(tmp_path), runs_dir=str(tmp_path / "runs")))
     with refused(DataError, "text is not prepared", "skyformer data prepare text"):
         run_study(missing, tmp_path / "out")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from skyformer.errors import UnknownNameError
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.show import Figure, Panel, Series, Table, number
 
@@ -34,6 +35,7 @@ class Squares(Study[Options, Cell, Result]):
     title = "Squares (Table 0)"
     options_type, cell_type, result_type = Options, Cell, Result
     fails_at: ClassVar[Cell | None] = None
+    breaks_at: ClassVar[int] = 9
     measured: ClassVar[list[Cell]] = []
 
     def facts(self) -> Mapping[str, Fact]:
@@ -45,6 +47,8 @@ class Squares(Study[Options, Cell, Result]):
     def measure(self, cell: Cell) -> Result:
         if cell == self.fails_at:
             raise KeyboardInterrupt
+        if cell.x * cell.seed == self.breaks_at:
+            raise UnknownNameError("square", "x", ["y"])
         self.measured.append(cell)
         return Result(cell.x**self.options.power + cell.seed, (float(cell.x), 0.5))
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from skyformer.errors import DataError, InterruptedRunError, MissingExtraError
+from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, TrainingError
 from skyformer.report.study_files import write_report
 from skyformer.report.study_tables import as_markdown
 from skyformer.studies.base import OptionField, Study, make_options, option_fields
@@ -25,7 +25,9 @@ AnyStudy = type[Study[Any, Any, Any]]
 Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that measure side by side, --threads each.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the output folder holds, and begin anew.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Forget the stored record, and begin anew; trained runs are kept, and read.")
+]
 Output = Annotated[
     Path | None, typer.Option("--output", help="Folder of the record, tables and figures (default: studies/NAME).")
 ]
@@ -38,15 +40,15 @@ app = typer.Typer(
 
 
 @app.command("all")
-def _all(small: Small = False, threads: Threads = 1, output: Output = None) -> None:
+def _all(small: Small = False, threads: Threads = 1, fresh: Fresh = False, output: Output = None) -> None:
     """Every study with its defaults, one after the other; what one lacks does not keep the others from running."""
     failed = []
     for name in list_studies():
         study = study_class(name)
         folder = (output or _default_folder(small)) / name
         try:
-            _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=False)
-        except (DataError, MissingExtraError) as error:
+            _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=fresh)
+        except (DataError, InputError, MissingExtraError, TrainingError) as error:
             failed.append(f"{name}: {error}")
     if failed:
         raise DataError(f"{len(failed)} of {len(list_studies())} studies could not run. " + "; ".join(failed))
@@ -111,6 +113,8 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs:
                 progress.update(task, completed=done, total=total, description=text)
 
             record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "train") from error
     except KeyboardInterrupt:
         advice = f"the same command goes on from {record_path(study.name, folder)}"
         raise InterruptedRunError(f"stopped by SIGINT; {advice}", signal.SIGINT) from None

@@ -7,7 +7,6 @@ stays at chance, or whose loss ceases to be a number, is a result like any other
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,9 @@ class Options:
     attentions: tuple[str, ...] = option(tuple(ACCURACY), small=("skyformer", "softmax"), help="Attentions.")
     seeds: tuple[int, ...] = option((0,), help="Seeds of every task and attention.")
     more_seeds: tuple[int, ...] = option((1, 2), small=(), help="Further seeds of --repeated on --repeated-tasks.")
-    repeated: tuple[str, ...] = option(("skyformer", "kernelized", "softmax"), help="Attentions with further seeds.")
+    repeated: tuple[str, ...] = option(
+        ("skyformer", "kernelized", "softmax"), help="Those of --attentions with further seeds."
+    )
     repeated_tasks: tuple[str, ...] = option(("listops", "image", "text"), help="Tasks with further seeds.")
     data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
     runs_dir: str = option("studies/accuracy/runs", small="studies/small/accuracy/runs", help="Where runs are kept.")
@@ -122,7 +123,8 @@ class Accuracy(Study[Options, Cell, Result]):
         data = self._data()
         wanted = [(t, a, s) for t in options.tasks for s in options.seeds for a in options.attentions]
         repeated = [t for t in options.tasks if t in options.repeated_tasks]
-        wanted += [(t, a, s) for t in repeated for s in options.more_seeds for a in options.repeated]
+        chosen = [attention for attention in options.repeated if attention in options.attentions]
+        wanted += [(t, a, s) for t in repeated for s in options.more_seeds for a in chosen]
         # All seeds of the repeated tasks before the others: whatever stops the study, those are worth the most.
         ordered = sorted(wanted, key=lambda each: (each[0] not in repeated, each[2] not in options.seeds))
         return [Cell(t, a, s, self._config(t, a, s).digest(), data[t]) for t, a, s in ordered]
@@ -157,7 +159,7 @@ class Accuracy(Study[Options, Cell, Result]):
 
     def _data(self) -> dict[str, str]:
         """A digest of each task's data, all of which must be there before anything is trained."""
-        from skyformer.studies.tasks import study_data
+        from skyformer.studies.tasks import data_digest, study_data
 
         digests, missing = {}, []
         for name in self.options.tasks:
@@ -166,8 +168,7 @@ class Accuracy(Study[Options, Cell, Result]):
             except DataError as error:
                 missing.append(str(error))
             else:
-                hashes = "".join(split.sha256 for split in task.manifest.splits.values())
-                digests[name] = hashlib.sha256(hashes.encode()).hexdigest()[:8]
+                digests[name] = data_digest(task)
         if missing:
             raise DataError("; ".join(missing))
         return digests

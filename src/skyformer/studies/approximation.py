@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import build_attention
+from skyformer.checks import check_positive
 from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.kernels import GaussianKernel, half_norms
@@ -106,6 +107,8 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         check_each("--lengths", options.lengths, SHORTEST)
         check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
         check_each("--features", options.features, 1)
+        for gamma in options.gammas:
+            check_positive("--gammas", gamma)
         check_each("--seeds", options.seeds, 0)
         check_each("--long-seeds", options.long_seeds, 0, some=bool(options.long_lengths))
         self._source.check(options.weights, max(options.lengths), "--lengths")

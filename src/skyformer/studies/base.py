@@ -22,6 +22,7 @@ it is done, goes on where it stopped, and draws tables and figures from the file
 from __future__ import annotations
 
 import abc
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,7 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
         """The figures of a record, whole or in part; the first is named "figure"."""
 
 
-def check_each(flag: str, values: Sequence[int], least: int, *, some: bool = True) -> None:
+def check_each(flag: str, values: Sequence[float], least: float, *, some: bool = True) -> None:
     """That all are at least `least`, and that there are any if `some` are needed."""
     if some and not values:
         raise InputError(f"{flag} must name at least one number; got none")
@@ -126,6 +127,8 @@ class OptionField:
             wanted = {int: "a whole number", float: "a number"}[self.kind]
             form = f"{wanted}, or several separated by commas" if self.many else wanted
             raise InputError(f"{self.flag} must be {form}; got {text!r}") from None
+        if self.kind is float and not all(map(math.isfinite, values)):
+            raise InputError(f"{self.flag} must be finite; got {text!r}")
         return values if self.many else values[0]
 
     def help(self) -> str:

@@ -114,13 +114,19 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         for sampler in options.samplers:
             if sampler not in _ROW_SAMPLERS:
                 raise UnknownNameError("sampler of rows", sampler, _ROW_SAMPLERS)
-        for name in ("heads", "draws", "draw_length"):
-            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
+        for name, least in (("heads", 1), ("draws", 1), ("draw_length", SHORTEST)):
+            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
         if not 0 < options.delta < 1:
             raise InputError(f"--delta must be a probability between 0 and 1; got {options.delta:g}")
         check_each("--lengths", options.lengths, SHORTEST)
         check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
         check_each("--seeds", options.seeds, 0)
+        check_each("--held-out", options.held_out, 0, some=False)
+        check_each("--counts", options.counts, 1, some=False)
+        for flag, errors in (("--epsilons", options.epsilons), ("--targets", options.targets)):
+            for epsilon in errors:
+                if not 0 < epsilon < 1:
+                    raise InputError(f"{flag} must be errors between 0 and 1; got {epsilon:g}")
         longest = max(*options.lengths, options.draw_length)
         self._source.check(options.weights, longest, "--lengths and --draw-length")
 

@@ -61,6 +61,9 @@ GB = 2**30
 RESERVE = GB
 """Of the free memory, left for what a process holds before its first step, and for everything else."""
 
+SEED = 0
+"""Of weights and batches."""
+
 FASTER_BY = 1.15
 """Skyformer may take so many times as long as the fastest attention of the zoo."""
 
@@ -163,7 +166,8 @@ class Efficiency(Study[Options, Cell, Result]):
 
         here = describe_environment()
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
-        return {"processor": here.cpu, "cores": here.cores, "threads": torch.get_num_threads(), **data}
+        machine: dict[str, Fact] = {"processor": here.cpu, "cores": here.cores, "threads": torch.get_num_threads()}
+        return {**machine, "seconds": self.options.seconds, "memory": self.options.memory, "seed": SEED, **data}
 
     def cells(self) -> Sequence[Cell]:
         """What is compared with each other is measured one after the other: the machine may change its speed."""
@@ -226,8 +230,8 @@ class Efficiency(Study[Options, Cell, Result]):
         chosen = self.options
         limits = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}
         if chosen.length is None or task_spec(task).image_side is not None:
-            return run_config(task, "paper", attention, 0, limits.get(task))
-        return run_config(task, "paper", attention, 0, limits.get(task), task_max_length=chosen.length)
+            return run_config(task, "paper", attention, SEED, limits.get(task))
+        return run_config(task, "paper", attention, SEED, limits.get(task), task_max_length=chosen.length)
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:

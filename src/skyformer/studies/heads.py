@@ -238,9 +238,11 @@ def _transformers() -> Any:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"--model must be a folder with a BERT-shaped model, or its name on the hub; {name}: {reason}"

@@ -45,6 +45,8 @@ def run_study(
     torch.set_num_threads(threads)
     path = record_path(study.name, folder)
     plan, facts = list(dict.fromkeys(study.cells())), dict(study.facts())
+    if not plan:
+        raise InputError(f"the options of {study.name} leave nothing to measure; one of their lists is empty")
     record: Record[CellT, ResultT] = Record(study.name, {}, facts)
     if path.exists() and not fresh:
         record = read_record(type(study), path)
@@ -55,11 +57,12 @@ def run_study(
         record.runs.append(Run.now(threads))
     done = len(plan) - len(missing)
     measured = _one_by_one(study, missing) if jobs == 1 else _side_by_side(study, missing, threads, jobs)
-    report(done, len(plan), describe(missing[0]) if missing else "done")
+    under_way = [describe(cell) for cell in missing] if jobs == 1 else [f"{jobs} side by side"] * len(missing)
+    report(done, len(plan), under_way[0] if missing else "done")
     for number, (cell, result, seconds) in enumerate(measured, 1):
         record.cells[cell] = Measured(result, len(record.runs) - 1, seconds)
         record.write(path)
-        report(done + number, len(plan), describe(missing[number]) if number < len(missing) else "done")
+        report(done + number, len(plan), under_way[number] if number < len(missing) else "done")
     return record
 
 
@@ -81,14 +84,24 @@ def _one_by_one(
 def _side_by_side(
     study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT], threads: int, jobs: int
 ) -> Iterator[tuple[CellT, ResultT, float]]:
-    """In the order in which they are done. Whatever ends this, ends the workers."""
+    """In the order in which they are done. If one fails, those under way are still waited for before the failure is
+    told; whatever else ends this, ends the workers."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,)) as pool:
         waiting = {pool.submit(_measure, type(study), study.options, cell): cell for cell in cells}
         try:
+            failure: Exception | None = None
             for future in as_completed(waiting):
-                result, seconds = future.result()
-                yield waiting[future], result, seconds
+                if future.cancelled():
+                    continue
+                error = future.exception()
+                if error is None:
+                    yield waiting[future], *future.result()
+                elif failure is None:
+                    failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                    pool.shutdown(wait=False, cancel_futures=True)
+            if failure is not None:
+                raise failure
         except BrokenProcessPool as error:
             raise TrainingError(
                 "a worker of the study was killed, perhaps for want of memory; the same command goes on, with fewer "

@@ -283,11 +283,12 @@ class Spectrum(Study[Options, Cell, Result]):
         return open_run(folder)
 
     def _finished_run(self, task: str) -> Run | None:
-        """The run of the settings asked for, here or one folder below."""
+        """The run of the settings asked for, here or in the folder that the study of accuracy has for this data."""
+        from skyformer.studies.tasks import data_digest
         from skyformer.training import list_runs
 
         root, name = Path(self.options.runs_dir), self._config(task).run_name()
-        folders = [root, *sorted(root.glob(f"{task}-*"))]
+        folders = [root, root / f"{task}-{data_digest(self._data(task))}"]
         runs = [run for folder in folders for run in list_runs(folder, task)]
         return next((run for run in runs if run.name == name and run.finished), None)
 
@@ -295,7 +296,10 @@ class Spectrum(Study[Options, Cell, Result]):
         from skyformer.training import load_preset
 
         chosen = self.options
-        return load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
+        config = load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
+        if config.model.num_layers < LAYER:
+            raise InputError(f"the model must have {LAYER} layers at least, to look at number {LAYER}; got 1")
+        return config
 
     def _data(self, task: str) -> Task:
         from skyformer.studies.tasks import study_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def study_data(config: RunConfig, data_dir: str | Path | None) -> Task:
 def data_fact(task: Task) -> Fact:
     """Which data it is: the name of the training set's file ends in a hash of what it holds."""
     return task.manifest.splits[Split.TRAIN].file
+
+
+def data_digest(task: Task) -> str:
+    """Which data it is, all splits of it, in eight digits."""
+    hashes = "".join(split.sha256 for split in task.manifest.splits.values())
+    return hashlib.sha256(hashes.encode()).hexdigest()[:8]
 
 
 def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
