@@ -30,6 +30,7 @@ from skyformer.studies.spectrum import (
     row_spread,
     summarise,
 )
+from skyformer.studies.tasks import data_digest
 from tests.helpers import refused
 
 TINY = (*(each for each in SMALL_TRAINING if "loop" not in each and "warmup" not in each), "optim.warmup_steps=1")
@@ -135,7 +136,7 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
     assert len(result.lengths) == 2
     assert max(result.lengths) <= 48
     # The same run, moved one folder down as the study of accuracy keeps its own.
-    below = Path(options.runs_dir) / "listops-data"
+    below = Path(options.runs_dir) / f"listops-{data_digest(Spectrum(options)._data('listops'))}"
     below.mkdir()
     run.folder.rename(below / run.name)
     again = run_study(Spectrum(options), tmp_path / "second")
