@@ -136,7 +136,7 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
     assert len(result.lengths) == 2
     assert max(result.lengths) <= 48
     # The same run, moved one folder down as the study of accuracy keeps its own.
-    below = Path(options.runs_dir) / f"listops-{data_digest(Spectrum(options)._data('listops'))}"
+    below = Path(options.runs_dir) / f"listops-{data_digest(Spectrum(options)._data['listops'])}"
     below.mkdir()
     run.folder.rename(below / run.name)
     again = run_study(Spectrum(options), tmp_path / "second")

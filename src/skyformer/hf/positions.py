@@ -65,6 +65,11 @@ def _position_embeddings(model: PreTrainedModel) -> Iterator[tuple[nn.Module, st
                 yield owner, name, embedding
 
 
+def first_position(model: PreTrainedModel) -> int:
+    """Where the positions of a model begin, 0 if it has no table of them."""
+    return next((_first_position(embedding) for _, _, embedding in _position_embeddings(model)), 0)
+
+
 def _first_position(embedding: nn.Embedding) -> int:
     """Where positions begin: RoBERTa keeps the rows up to its padding index for padding."""
     return 0 if embedding.padding_idx is None else embedding.padding_idx + 1

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from skyformer.attention import list_attentions
-from skyformer.errors import DataError, DivergedError, UnknownNameError
-from skyformer.studies.base import Fact, Study, option
+from skyformer.errors import DataError, DivergedError
+from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import ACCURACY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -108,12 +108,8 @@ class Accuracy(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        for task in (*options.tasks, *options.repeated_tasks):
-            if task not in TASK_TITLES:
-                raise UnknownNameError("task", task, TASK_TITLES)
-        for attention in (*options.attentions, *options.repeated):
-            if attention not in list_attentions():
-                raise UnknownNameError("attention", attention, list_attentions())
+        check_names("task", (*options.tasks, *options.repeated_tasks), TASK_TITLES)
+        check_names("attention", (*options.attentions, *options.repeated), list_attentions())
 
     def facts(self) -> Mapping[str, Fact]:
         return {"preset": self.options.preset}

@@ -25,11 +25,11 @@ import abc
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
-from skyformer.errors import InputError
+from skyformer.errors import InputError, UnknownNameError
 from skyformer.studies.show import Figure, Table
 
 OptionsT = TypeVar("OptionsT")
@@ -86,6 +86,13 @@ def check_each(flag: str, values: Sequence[float], least: float, *, some: bool =
     for value in values:
         if value < least:
             raise InputError(f"{flag} must be numbers of at least {least}; got {value}")
+
+
+def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
+    """That all are known."""
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(what, name, known)
 
 
 def option(default: Any, *, help: str, small: Any = MISSING) -> Any:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from skyformer.checks import check_at_least
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import SAMPLERS, Candidates
 from skyformer.studies import theorem
-from skyformer.studies.base import check_each, option
+from skyformer.studies.base import check_each, check_names, option
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -111,9 +111,7 @@ class Dimension(HeadStudy[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        for sampler in options.samplers:
-            if sampler not in _ROW_SAMPLERS:
-                raise UnknownNameError("sampler of rows", sampler, _ROW_SAMPLERS)
+        check_names("sampler of rows", options.samplers, _ROW_SAMPLERS)
         for name, least in (("heads", 1), ("draws", 1), ("draw_length", SHORTEST)):
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
         if not 0 < options.delta < 1:

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from skyformer.attention import list_attentions
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, task_spec
-from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.memory import free_bytes
 from skyformer.studies.paper import COSTS, TASK_TITLES, tasks_among
@@ -153,9 +153,9 @@ class Efficiency(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        _check_names("task", options.tasks, TASKS)
-        _check_names("attention", options.attentions, list_attentions())
-        _check_names("kind of batches", options.batches, (PADDED, SIMILAR))
+        check_names("task", options.tasks, TASKS)
+        check_names("attention", options.attentions, list_attentions())
+        check_names("kind of batches", options.batches, (PADDED, SIMILAR))
         if options.memory is not None and not options.memory > 0:
             raise InputError(f"--memory must be above 0 GB; got {options.memory:g}")
 
@@ -288,12 +288,6 @@ def _result(steps: Steps, size: int, whole: int, did_not_fit: Sequence[int], lim
 
 def _gb(limit: int) -> float:
     return round(limit / GB, 3)
-
-
-def _check_names(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, object]) -> None:
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(what, name, known)
 
 
 def _attentions(results: Results) -> list[str]:

