@@ -30,12 +30,12 @@ ROOMS = [
     "attention",
     "multihead",
     "model",
+    "hf",
     "lra",
     "training",
     "studies",
     "report",
     "bench",
-    "hf",
     "cli",
 ]
 FILES = sorted(SOURCE.rglob("*.py"))
