@@ -17,8 +17,9 @@ from skyformer.solve import (
     CholeskySolver,
     SchulzSolver,
     Solver,
-    _cholesky,
+    _inverse_factor,
     get_solver,
+    inverse_cholesky,
     regularized_solve,
     schulz_inverse,
     schulz_precondition,
@@ -94,11 +95,38 @@ def test_a_result_does_not_depend_on_batch_mates(solver: str) -> None:
         torch.testing.assert_close(together[b], regularized_solve(gram[b], rhs[b], 0.1, solver))
 
 
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 67, 128])
+def test_the_inverse_factor_is_that_of_cholesky(size: int) -> None:
+    matrix = kernel_gram(size) + 0.1 * torch.eye(size, dtype=torch.float64)
+    inverse, failed = inverse_cholesky(matrix)
+    assert not failed.any()
+    torch.testing.assert_close(inverse, torch.linalg.inv(torch.linalg.cholesky(matrix)))
+
+
+@pytest.mark.parametrize("row", [0, 20, 40, 69])
+def test_an_indefinite_block_is_noticed_wherever_it_stands(row: int) -> None:
+    matrices = torch.eye(70).repeat(2, 3, 1, 1)
+    matrices[1, 2, row, row] = -1
+    _, failed = inverse_cholesky(matrices)
+    assert failed.nonzero().tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("gamma", [1e-4, 1e-2])
+def test_in_float32_the_inverse_factor_is_nearly_as_exact_as_substitution(gamma: float) -> None:
+    gram, rhs = kernel_gram(128, std=0.5), torch.randn(2, 2, 128, 8, dtype=torch.float64)
+    matrix = gram + gamma * torch.eye(128, dtype=torch.float64)
+    exact = torch.linalg.solve(matrix, rhs)
+    solver, single = CholeskySolver(), matrix.float()
+    by_inverse = solver.apply(solver.prepare(single), rhs.float())
+    by_substitution = torch.cholesky_solve(rhs.float(), torch.linalg.cholesky(single))
+    assert (by_inverse - exact).norm() < 10 * (by_substitution - exact).norm()
+
+
 def test_positive_definite_matrices_get_no_jitter() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        factor = CholeskySolver().prepare(GOOD)
-    torch.testing.assert_close(factor @ factor.mT, GOOD)
+        inverse = CholeskySolver().prepare(GOOD)
+    torch.testing.assert_close(inverse @ GOOD @ inverse.mT, torch.eye(3, dtype=torch.float64))
 
 
 def test_jitter_is_announced() -> None:
@@ -109,7 +137,7 @@ def test_jitter_is_announced() -> None:
 def test_each_matrix_gets_the_jitter_it_needs_and_no_more() -> None:
     matrices = torch.stack([GOOD, BARELY_BAD, WORSE])
     with pytest.warns(JitterWarning):
-        factor = CholeskySolver().prepare(matrices)
+        factor = torch.linalg.inv(CholeskySolver().prepare(matrices))
     added = (factor @ factor.mT - matrices).diagonal(dim1=-2, dim2=-1)
     mean = matrices.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     expected = torch.tensor([[0.0], [1e-6], [1e-4]], dtype=torch.float64) * mean
@@ -126,10 +154,12 @@ def test_more_jitter_is_not_tried_than_asked_for() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::skyformer.errors.JitterWarning")
-@pytest.mark.parametrize("matrices", [torch.stack([GOOD, GOOD]), torch.stack([GOOD, BARELY_BAD]), GOOD[:1, :1]])
+@pytest.mark.parametrize(
+    "matrices", [torch.stack([GOOD, GOOD]), torch.stack([GOOD, BARELY_BAD]), GOOD[:1, :1], kernel_gram(40)]
+)
 def test_what_the_compiler_is_told_about_the_factor_is_true(matrices: Tensor) -> None:
     # Strides too: generated code checks them and would stop.
-    torch.library.opcheck(_cholesky, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(_inverse_factor, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_indefinite_matrix_is_an_error() -> None:

@@ -40,8 +40,9 @@ class Solver(abc.ABC):
 
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
-    """A = L L^T. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its mean), then
-    ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if none does."""
+    """A = L L^T, kept as L^-1. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its
+    mean), then ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if
+    none does."""
 
     name = "cholesky"
     jitter: float = 1e-6
@@ -52,11 +53,11 @@ class CholeskySolver(Solver):
         check_at_least("retries", self.retries, 0)
 
     def prepare(self, matrix: Tensor) -> Tensor:
-        factor: Tensor = _cholesky(matrix, self.jitter, self.retries)
+        factor: Tensor = _inverse_factor(matrix, self.jitter, self.retries)
         return factor
 
     def apply(self, prepared: Tensor, rhs: Tensor) -> Tensor:
-        return torch.cholesky_solve(rhs, prepared)
+        return prepared.mT @ (prepared @ rhs)
 
 
 @dataclass(frozen=True)
@@ -146,22 +147,48 @@ def schulz_residual(matrix: Tensor, num_iterations: int) -> Tensor:
     return torch.linalg.matrix_norm(identity - normalised @ schulz_inverse(normalised, num_iterations))
 
 
-@torch.library.custom_op("skyformer::cholesky", mutates_args=())
-def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
-    """An operator of its own, so that torch.compile does not trip over the retries."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if not bool(info.any()):
-        return factor
-    first_failed = failed = info > 0
+_WHOLE_UP_TO = 32
+"""Matrices of this size go to LAPACK, one after the other; larger ones are put together by batched products."""
+
+
+def inverse_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """L^-1 for A = L L^T (..., d, d), and which matrices (...) are not positive definite. By halves, with
+
+    A = [[A1, .], [A2, A3]]:    L1 L1^T = A1,    L2 = A2 L1^-T,    L3 L3^T = A3 - L2 L2^T
+
+    L^-1 = [[L1^-1, 0], [-L3^-1 L2 L1^-1, L3^-1]]
+    """
+    size = matrix.shape[-1]
+    if size <= _WHOLE_UP_TO:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+        return torch.linalg.solve_triangular(factor, identity.expand_as(matrix), upper=False), info > 0
+    half = size // 2
+    first, first_failed = inverse_cholesky(matrix[..., :half, :half])
+    below = matrix[..., half:, :half] @ first.mT
+    last, last_failed = inverse_cholesky(matrix[..., half:, half:] - below @ below.mT)
+    inverse = torch.zeros_like(matrix, memory_format=torch.contiguous_format)
+    inverse[..., :half, :half] = first
+    inverse[..., half:, half:] = last
+    inverse[..., half:, :half] = -(last @ below) @ first
+    return inverse, first_failed | last_failed
+
+
+@torch.library.custom_op("skyformer::inverse_factor", mutates_args=())
+def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
+    """`inverse_cholesky` with retries; an operator of its own, so that torch.compile does not trip over them."""
+    factor, failed = inverse_cholesky(matrix)
+    if not bool(failed.any()):
+        return factor.contiguous()
+    first_failed = failed
     mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None].expand(matrix.shape[:-1])
     added = 0.0
     for attempt in range(retries):
         added = jitter * 10**attempt
-        retried, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(added * mean_diagonal))
+        retried, again = inverse_cholesky(matrix + torch.diag_embed(added * mean_diagonal))
         # Only matrices that still fail are changed, each as little as it needs: no example depends on its batch.
-        # The transpose and back keep LAPACK's layout, columns first, which the shape-only version promises too.
-        factor = torch.where(failed[..., None, None], retried, factor).mT.contiguous().mT
-        failed = failed & (info > 0)
+        factor = torch.where(failed[..., None, None], retried, factor)
+        failed = failed & again
         if not bool(failed.any()):
             warnings.warn(
                 f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite and got up to "
@@ -169,7 +196,7 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
                 JitterWarning,
                 stacklevel=2,
             )
-            return factor
+            return factor.contiguous()
     raise SolveError(
         f"{int(failed.sum())} of {failed.numel()} matrices of size {matrix.shape[-1]} stayed indefinite with "
         f"{added:.0e} of their mean diagonal added; are the inputs finite? "
@@ -177,6 +204,6 @@ def _cholesky(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     )
 
 
-@_cholesky.register_fake
+@_inverse_factor.register_fake
 def _(matrix: Tensor, jitter: float, retries: int) -> Tensor:
-    return torch.linalg.cholesky_ex(matrix).L
+    return torch.empty_like(matrix, memory_format=torch.contiguous_format)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from skyformer.model.config import ModelConfig, as_config
+from skyformer.model.dropout import Dropout
 from skyformer.model.embeddings import Embeddings
 from skyformer.model.storage import StoredModel
 from skyformer.noise import draw_seed
@@ -48,7 +49,7 @@ class EncoderLayer(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(config.dim, config.hidden_dim), nn.GELU(), nn.Linear(config.hidden_dim, config.dim)
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, n, dim) to (B, n, dim); mask bool (B, n), True = a real token."""
