@@ -30,7 +30,6 @@ from skyformer.studies.memory import (
     return_free_memory,
     volunteer_to_be_killed,
 )
-from skyformer.training.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -205,7 +204,6 @@ def reference_seconds(repeats: int = 7) -> float:
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
     volunteer_to_be_killed()
-    keep_freed_memory()
     torch.set_num_threads(request.threads)
     print(json.dumps(asdict(take_steps(request))))
 

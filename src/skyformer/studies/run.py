@@ -21,7 +21,6 @@ import torch
 from skyformer.errors import InputError, TrainingError
 from skyformer.studies.base import Study
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
-from skyformer.training.allocator import keep_freed_memory
 
 OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
@@ -44,7 +43,6 @@ def run_study(
     if jobs > 1 and study.times_things:
         raise InputError(f"--jobs must be 1 for {study.name}: it takes times, and its cells would slow each other down")
     torch.set_num_threads(threads)
-    keep_freed_memory()
     path = record_path(study.name, folder)
     plan, facts = list(dict.fromkeys(study.cells())), dict(study.facts())
     if not plan:
@@ -120,7 +118,6 @@ def _start_worker(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    keep_freed_memory()
 
 
 def _end_with_parent() -> None:

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
-from skyformer.training.allocator import keep_freed_memory
 from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model, stored_weights_digest
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
@@ -143,7 +142,6 @@ class RunKeeper(Checkpoint):
         self._state_written = 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        keep_freed_memory()
         # Here and not before: a launcher of several processes divides the cores among them.
         if self.config.hardware.threads is not None:
             torch.set_num_threads(self.config.hardware.threads)
