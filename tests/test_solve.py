@@ -111,6 +111,18 @@ def test_an_indefinite_block_is_noticed_wherever_it_stands(row: int) -> None:
     assert failed.nonzero().tolist() == [[1, 2]]
 
 
+def test_what_lapack_can_factorise_gets_no_jitter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = 0.3 * torch.randn(200, 96, 4, dtype=torch.float64, generator=generator)
+    matrices = GaussianKernel().matrix(points, points, 0.5).float() + 3e-7 * torch.eye(96)
+    info = torch.linalg.cholesky_ex(matrices).info
+    matrices = matrices[info == 0]
+    assert inverse_cholesky(matrices)[1].any(), "the case that this test is about"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CholeskySolver().prepare(matrices).isfinite().all()
+
+
 @pytest.mark.parametrize("gamma", [1e-4, 1e-2])
 def test_in_float32_the_inverse_factor_is_nearly_as_exact_as_substitution(gamma: float) -> None:
     gram, rhs = kernel_gram(128, std=0.5), torch.randn(2, 2, 128, 8, dtype=torch.float64)

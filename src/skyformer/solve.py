@@ -151,7 +151,7 @@ _WHOLE_UP_TO = 32
 """Matrices of this size go to LAPACK, one after the other; larger ones are put together by batched products."""
 
 
-def inverse_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[Tensor, Tensor]:
     """L^-1 for A = L L^T (..., d, d), and which matrices (...) are not positive definite. By halves, with
 
     A = [[A1, .], [A2, A3]]:    L1 L1^T = A1,    L2 = A2 L1^-T,    L3 L3^T = A3 - L2 L2^T
@@ -159,14 +159,14 @@ def inverse_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
     L^-1 = [[L1^-1, 0], [-L3^-1 L2 L1^-1, L3^-1]]
     """
     size = matrix.shape[-1]
-    if size <= _WHOLE_UP_TO:
+    if size <= whole_up_to:
         factor, info = torch.linalg.cholesky_ex(matrix)
         identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
         return torch.linalg.solve_triangular(factor, identity.expand_as(matrix), upper=False), info > 0
     half = size // 2
-    first, first_failed = inverse_cholesky(matrix[..., :half, :half])
+    first, first_failed = inverse_cholesky(matrix[..., :half, :half], whole_up_to)
     below = matrix[..., half:, :half] @ first.mT
-    last, last_failed = inverse_cholesky(matrix[..., half:, half:] - below @ below.mT)
+    last, last_failed = inverse_cholesky(matrix[..., half:, half:] - below @ below.mT, whole_up_to)
     inverse = torch.zeros_like(matrix, memory_format=torch.contiguous_format)
     inverse[..., :half, :half] = first
     inverse[..., half:, half:] = last
@@ -178,6 +178,9 @@ def inverse_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     """`inverse_cholesky` with retries; an operator of its own, so that torch.compile does not trip over them."""
     factor, failed = inverse_cholesky(matrix)
+    if bool(failed.any()):
+        # LAPACK on whole matrices bears a worse condition than halves do.
+        factor, failed = _replace_failed(factor, failed, matrix)
     if not bool(failed.any()):
         return factor.contiguous()
     first_failed = failed
@@ -185,10 +188,7 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     added = 0.0
     for attempt in range(retries):
         added = jitter * 10**attempt
-        retried, again = inverse_cholesky(matrix + torch.diag_embed(added * mean_diagonal))
-        # Only matrices that still fail are changed, each as little as it needs: no example depends on its batch.
-        factor = torch.where(failed[..., None, None], retried, factor)
-        failed = failed & again
+        factor, failed = _replace_failed(factor, failed, matrix + torch.diag_embed(added * mean_diagonal))
         if not bool(failed.any()):
             warnings.warn(
                 f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite and got up to "
@@ -202,6 +202,12 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         f"{added:.0e} of their mean diagonal added; are the inputs finite? "
         "Otherwise raise gamma, or use solver='schulz'"
     )
+
+
+def _replace_failed(factor: Tensor, failed: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Only matrices that still fail are changed, each as little as it needs: no example depends on its batch."""
+    whole, again = inverse_cholesky(matrix, matrix.shape[-1])
+    return torch.where(failed[..., None, None], whole, factor), failed & again
 
 
 @_inverse_factor.register_fake
