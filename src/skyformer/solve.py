@@ -148,7 +148,7 @@ def schulz_residual(matrix: Tensor, num_iterations: int) -> Tensor:
 
 
 _WHOLE_UP_TO = 32
-"""Matrices of this size go to LAPACK, one after the other; larger ones are put together by batched products."""
+"""On the CPU matrices of this size go to LAPACK, one by one; larger ones are put together by batched products."""
 
 
 def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[Tensor, Tensor]:
@@ -177,10 +177,12 @@ def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[T
 @torch.library.custom_op("skyformer::inverse_factor", mutates_args=())
 def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     """`inverse_cholesky` with retries; an operator of its own, so that torch.compile does not trip over them."""
-    factor, failed = inverse_cholesky(matrix)
-    if bool(failed.any()):
-        # LAPACK on whole matrices bears a worse condition than halves do.
-        factor, failed = _replace_failed(factor, failed, matrix)
+    by_halves = matrix.device.type == "cpu"
+    factor, failed = inverse_cholesky(matrix, _WHOLE_UP_TO if by_halves else matrix.shape[-1])
+    delicate = failed | _has_tiny_pivot(factor, matrix)
+    if by_halves and bool(delicate.any()):
+        # Substitution on whole matrices bears a worse condition than halves do.
+        factor, failed = _replace_failed(factor, delicate, matrix)
     if not bool(failed.any()):
         return factor.contiguous()
     first_failed = failed
@@ -202,6 +204,16 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         f"{added:.0e} of their mean diagonal added; are the inputs finite? "
         "Otherwise raise gamma, or use solver='schulz'"
     )
+
+
+def _has_tiny_pivot(inverse: Tensor, matrix: Tensor) -> Tensor:
+    """Which matrices (...) have a pivot L_ii^2 within a few times the rounding of their entries."""
+    size = matrix.shape[-1]
+    if size == 0:
+        return torch.zeros(matrix.shape[:-2], dtype=torch.bool, device=matrix.device)
+    largest = inverse.diagonal(dim1=-2, dim2=-1).amax(-1).square()
+    rounding = 30 * size * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
+    return largest * rounding > 1
 
 
 def _replace_failed(factor: Tensor, failed: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Dropout that costs a quarter of torch's on the CPU: sixteen random bits an entry instead of a number each."""
+"""Dropout whose mask costs less on the CPU: sixteen random bits an entry instead of a number each."""
 
 from __future__ import annotations
 
