@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,3 +314,20 @@ def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: 
     own, base = (result.step_seconds() for result in reversed(results.values()))
     assert ratio_to_softmax(results, "listops", PADDED, "skyformer", Result.hours) == pytest.approx(own / base)
     assert record.facts["seconds"] == 0.01
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
+def test_a_process_of_steps_ends_with_a_study_that_is_killed() -> None:
+    child = (
+        "import time; from skyformer.studies.memory import end_with_parent; end_with_parent(); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.kill()
+        # The pipe ends when the child, which holds its other end, is gone.
+        start = time.monotonic()
+        assert process.stdout.read() == b""
+    assert time.monotonic() - start < 20

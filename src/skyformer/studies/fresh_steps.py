@@ -24,6 +24,7 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.errors import TrainingError
 from skyformer.studies.memory import (
     allow_more,
+    end_with_parent,
     killed_for_memory,
     peak_bytes,
     reset_peak,
@@ -203,6 +204,7 @@ def reference_seconds(repeats: int = 7) -> float:
 
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
+    end_with_parent()
     volunteer_to_be_killed()
     torch.set_num_threads(request.threads)
     print(json.dumps(asdict(take_steps(request))))

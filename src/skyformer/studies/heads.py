@@ -153,6 +153,7 @@ class HeadSource:
         if self._tiny:
             return list(self._text.encode())
         tokens: list[int] = self._tokenizer(self._text, add_special_tokens=False, verbose=False)["input_ids"]
+        _check_tokens(tokens, self._tokenizer.unk_token_id, self._config.vocab_size, self.model_name)
         return tokens
 
     @property
@@ -161,6 +162,20 @@ class HeadSource:
             return [], []
         marks = (self._tokenizer.cls_token_id, self._tokenizer.sep_token_id)
         return tuple([] if mark is None else [mark] for mark in marks)  # type: ignore[return-value]
+
+
+def _check_tokens(tokens: list[int], unknown: int | None, vocab_size: int, name: str) -> None:
+    """A folder without the tokenizer's files loads all the same, with a tokenizer that knows no word."""
+    if 2 * tokens.count(unknown) > len(tokens):  # type: ignore[arg-type]
+        raise InputError(
+            f"the tokenizer of {name} knows less than half of the text; does the model come with its tokenizer's files "
+            "(tokenizer.json or vocab.txt)?"
+        )
+    if max(tokens, default=0) >= vocab_size:
+        raise InputError(
+            f"the tokenizer of {name} has token {max(tokens)}, but the model knows only {vocab_size}; "
+            "both must belong together"
+        )
 
 
 @torch.no_grad()

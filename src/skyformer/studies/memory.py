@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from skyformer.errors import SkyformerError
 
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
+_PARENT_DEATH_SIGNAL = 1
 
 
 def return_free_memory() -> None:
@@ -68,6 +70,13 @@ def volunteer_to_be_killed() -> None:
     """If the system runs out of memory all the same, it is to end this process and no other."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def end_with_parent() -> None:
+    """If the process that started this one is killed, this one is not to go on without it; Linux only."""
+    control = getattr(ctypes.CDLL(None), "prctl", None)
+    if control is not None:
+        control(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _available_bytes() -> int | None:
