@@ -177,12 +177,14 @@ def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[T
 @torch.library.custom_op("skyformer::inverse_factor", mutates_args=())
 def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     """`inverse_cholesky` with retries; an operator of its own, so that torch.compile does not trip over them."""
-    by_halves = matrix.device.type == "cpu"
-    factor, failed = inverse_cholesky(matrix, _WHOLE_UP_TO if by_halves else matrix.shape[-1])
-    delicate = failed | _has_tiny_pivot(factor, matrix)
-    if by_halves and bool(delicate.any()):
+    size = matrix.shape[-1]
+    whole_up_to = _WHOLE_UP_TO if matrix.device.type == "cpu" else size
+    factor, failed = inverse_cholesky(matrix, whole_up_to)
+    if size > whole_up_to:
         # Substitution on whole matrices bears a worse condition than halves do.
-        factor, failed = _replace_failed(factor, delicate, matrix)
+        delicate = failed | _has_tiny_pivot(factor, matrix)
+        if bool(delicate.any()):
+            factor, failed = _replace_failed(factor, delicate, matrix)
     if not bool(failed.any()):
         return factor.contiguous()
     first_failed = failed
@@ -200,7 +202,7 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
             )
             return factor.contiguous()
     raise SolveError(
-        f"{int(failed.sum())} of {failed.numel()} matrices of size {matrix.shape[-1]} stayed indefinite with "
+        f"{int(failed.sum())} of {failed.numel()} matrices of size {size} stayed indefinite with "
         f"{added:.0e} of their mean diagonal added; are the inputs finite? "
         "Otherwise raise gamma, or use solver='schulz'"
     )
@@ -208,11 +210,8 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
 
 def _has_tiny_pivot(inverse: Tensor, matrix: Tensor) -> Tensor:
     """Which matrices (...) have a pivot L_ii^2 within a few times the rounding of their entries."""
-    size = matrix.shape[-1]
-    if size == 0:
-        return torch.zeros(matrix.shape[:-2], dtype=torch.bool, device=matrix.device)
     largest = inverse.diagonal(dim1=-2, dim2=-1).amax(-1).square()
-    rounding = 30 * size * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
+    rounding = 30 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
     return largest * rounding > 1
 
 
