@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_a_fresh_process_tells_its_times_and_memory(request_of: Request) -> None
 
 def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
     assert run_in_fresh_process(replace(request_of, may_add=2**20)) is None
+
+
+def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
+    request_of: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fresh_steps, "allow_more", lambda more: None)
+    monkeypatch.setattr(fresh_steps, "reset_peak", lambda: 10 * GB)
+    for added, fits in ((GB, True), (GB + 1, False)):
+        monkeypatch.setattr(fresh_steps, "peak_bytes", lambda added=added: 10 * GB + added)
+        with nullcontext() if fits else refused(MemoryError, f"{GB:,}", f"{GB + 1:,}"):
+            take_steps(request_of)
+
 
 
 def test_a_process_killed_by_the_system_did_not_fit_and_any_other_failure_is_told() -> None:

@@ -157,7 +157,15 @@ def take_steps(request: Request) -> Steps:
     allow_more(request.may_add)
     step(warm_up)
     seconds, lengths = time_steps(step, batches, request.seconds)
-    return Steps(tuple(seconds), tuple(lengths), before, peak_bytes(), reference)
+    peak = peak_bytes()
+    check_peak(peak - before, request.may_add)
+    return Steps(tuple(seconds), tuple(lengths), before, peak, reference)
+
+
+def check_peak(added: int, may_add: int) -> None:
+    """Steps that found more room than they may take, in holes that the heap already had, did not fit either."""
+    if added > may_add:
+        raise MemoryError(f"the steps may add {may_add:,} bytes to what the process held; they added {added:,}")
 
 
 def training_step(model: nn.Module, config: RunConfig) -> Callable[[Batch], object]:
