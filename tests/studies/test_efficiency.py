@@ -98,7 +98,6 @@ def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
             take_steps(request_of)
 
 
-
 def test_a_process_killed_by_the_system_did_not_fit_and_any_other_failure_is_told() -> None:
     assert read_outcome(-signal.SIGKILL, "", "", by_system=True) is None
     no_memory = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried ..."
