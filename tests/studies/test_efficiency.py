@@ -28,6 +28,7 @@ from skyformer.studies.efficiency import (
     Options,
     Result,
     choose_batches,
+    find,
     paper_ratio,
     ratio_to_softmax,
 )
@@ -55,7 +56,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def small_options(data_dir: str, length: int) -> Options:
-    return Options(tasks=("listops",), attentions=("skyformer",), length=length, listops_limit=1000, data_dir=data_dir)
+    return Options(
+        tasks=("listops",), attentions=("skyformer",), length=length, rounds=1, listops_limit=1000, data_dir=data_dir
+    )
 
 
 @pytest.fixture
@@ -266,7 +269,36 @@ def test_ratios_stand_beside_the_papers() -> None:
     assert ["skyformer", "22.2 (1.02)", "1 (1.59)"] in shown["Table 2, batches padded"]
     assert ["softmax", "83.3", "1"] in shown["Table 2, batches padded"]
     (verdict,) = shown["What Skyformer costs"]
-    assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "no"]
+    assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "-", "no"]
+
+
+def test_the_round_with_the_median_time_stands_for_its_attention() -> None:
+    results = whole_results()
+    first = {name: results[Cell("text", 4000, PADDED, name)] for name in ("skyformer", "linformer")}
+    for number, (own, other) in enumerate([(1.2, 1.25), (9.0, 1.2)], 1):
+        for name, seconds in (("skyformer", own), ("linformer", other)):
+            results[Cell("text", 4000, PADDED, name, number)] = replace(first[name], seconds=(seconds,) * 3)
+    assert find(results, "text", PADDED, "skyformer") is first["skyformer"]
+    (verdict,) = {table.title: table.rows for table in Efficiency.tables(results)}["What Skyformer costs"]
+    assert verdict[-4:] == ["linformer", "1.28", "0.96 to 7.5", "no"]
+    never = replace(first["skyformer"], batch_size=None, did_not_fit=(16, 8, 4, 2, 1))
+    assert (
+        find(results | {Cell("text", 4000, PADDED, "skyformer", 3): never}, "text", PADDED, "skyformer")
+        is (first["skyformer"])
+    )
+
+
+def test_rounds_follow_each_other_within_a_task() -> None:
+    study = Efficiency(Options(tasks=("text", "image"), attentions=("linformer", "skyformer"), rounds=2))
+    texts = [(c.round, c.attention) for c in study.cells() if (c.task, c.batches) == ("text", PADDED)]
+    assert texts == [
+        (0, MATERIALISED),
+        (0, "linformer"),
+        (0, "skyformer"),
+        (1, "linformer"),
+        (1, "skyformer"),
+    ]
+    assert len(study.cells()) == 3 * len(texts)
 
 
 def test_the_papers_table_is_the_one_of_the_bars() -> None:
@@ -291,7 +323,8 @@ def test_images_are_measured_once_for_both_kinds_of_batches() -> None:
     kinds = {task: sorted({c.batches for c in study.cells() if c.task == task}) for task in study.options.tasks}
     assert kinds["text"] == kinds["listops"] == kinds["retrieval"] == [PADDED, SIMILAR]
     assert kinds["image"] == kinds["pathfinder"] == [PADDED]
-    assert len(study.cells()) == 80
+    assert sum(cell.round == 0 for cell in study.cells()) == 80
+    assert len(study.cells()) == 80 + 2 * 72
 
 
 def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_path: Path) -> None:
@@ -301,6 +334,10 @@ def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_p
         Efficiency(Options(attentions=("softmax2",)))
     with refused(InputError, "--memory", "-1"):
         Efficiency(Options(memory=-1.0))
+    with refused(InputError, "--seconds", "-1"):
+        Efficiency(Options(seconds=-1.0))
+    with refused(InputError, "--rounds", "1", "0"):
+        Efficiency(Options(rounds=0))
     missing = Efficiency(Options(tasks=("text",), data_dir=str(tmp_path)))
     with refused(DataError, "text is not prepared", f"skyformer data prepare text --data-dir {tmp_path}"):
         run_study(missing, tmp_path / "out")
