@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyformer.cli import main as command_line
-from skyformer.errors import DataError
+from skyformer.errors import DataError, InterruptedRunError
 from skyformer.studies import list_studies
 from tests.studies.tiny_bert import write_text, write_tiny_bert
 
@@ -90,14 +90,24 @@ def test_bad_input_is_one_line_and_exit_code_2(skyformer: Any, arguments: list[s
     assert len(err.strip().splitlines()) == 1
 
 
-def test_an_interrupt_says_how_to_go_on(skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("stop", "code", "name"),
+    [
+        (KeyboardInterrupt(), 130, "SIGINT"),
+        (InterruptedRunError("stopped by SIGTERM; go on with: skyformer train", 15), 143, "SIGTERM"),
+    ],
+)
+def test_an_interrupt_says_how_to_go_on(
+    skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any, stop: BaseException, code: int, name: str
+) -> None:
     def interrupt(self: object, cell: object) -> None:
-        raise KeyboardInterrupt
+        raise stop
 
     monkeypatch.setattr("skyformer.studies.approximation.Approximation.measure", interrupt)
-    code, _, err = skyformer("study", "approximation", "--small", *inputs, "--output", tmp_path)
-    assert code == 130
-    assert "the same command goes on" in err
+    found, _, err = skyformer("study", "approximation", "--small", *inputs, "--output", tmp_path)
+    assert found == code
+    assert f"stopped by {name}; the same command goes on" in " ".join(err.split())
+    assert "skyformer train" not in err
 
 
 def test_help_lists_studies_and_their_options(skyformer: Any) -> None:

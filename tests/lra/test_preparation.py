@@ -19,6 +19,7 @@ from skyformer.lra import load_task, preparation, prepare
 from skyformer.lra.download import OfficialSource
 from skyformer.lra.storage import MANIFEST, STAGING
 from skyformer.lra.tasks import Split
+from skyformer.lra.workers import end_with_parent
 
 from .stand_ins import cifar_files, pair_files, review_files, write_folder, write_tar
 
@@ -241,14 +242,14 @@ def test_killed_while_replacing_leaves_what_was_there(data_dir: Path, tmp_path: 
 
 
 def begin_work(folder: Path) -> None:
-    preparation._end_with_parent()
+    end_with_parent()
     (folder / f"{os.getpid()}.worker").touch()
 
 
 def draw_with_workers(folder: Path) -> None:
     # Workers from the server that has everything imported; that they can be spawned is tested above.
     preparation.get_context = lambda _: PROCESSES  # type: ignore[assignment]
-    preparation._end_with_parent = partial(begin_work, folder)
+    preparation.end_with_parent = partial(begin_work, folder)
     prepare("pathfinder", limit=2000, data_dir=folder, workers=2)
 
 

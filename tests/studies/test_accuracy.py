@@ -88,6 +88,12 @@ class TestTables:
         assert row(table, "performer")[3] == "22.0*"
         assert row(table, "reformer")[3] == "22.1"
 
+    def test_nothing_at_chance_is_printed_bold(self) -> None:
+        lost = {a_cell("performer"): a_run(0.22), a_cell("linformer"): a_run(None, diverged="the loss is nan")}
+        table = Accuracy.tables(lost)[0]
+        assert row(table, "performer")[1] == "22.0*"
+        assert row(table, "linformer")[1] == "diverged"
+
     def test_the_protocol_is_told(self) -> None:
         protocol = row(Accuracy.tables(RESULTS)[1], "ListOps")
         assert protocol[1:8] == ["256", "600", "32", "0.002", "16,000", "1,000", "1,600"]

@@ -30,7 +30,7 @@ from skyformer.studies.spectrum import (
     row_spread,
     summarise,
 )
-from skyformer.studies.tasks import data_digest
+from skyformer.studies.tasks import runs_of_data
 from tests.helpers import refused
 
 TINY = (*(each for each in SMALL_TRAINING if "loop" not in each and "warmup" not in each), "optim.warmup_steps=1")
@@ -129,16 +129,15 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
 
     record = run_study(Spectrum(options), tmp_path / "first")
     ((cell, result),) = record.results().items()
-    run = open_run(Path(options.runs_dir) / cell.run)
+    shared = runs_of_data(options.runs_dir, Spectrum(options)._data["listops"])
+    run = open_run(shared / cell.run)
     assert cell.task == "listops"
     assert run.result is not None
     assert (result.steps, result.test_accuracy) == (4, run.result.test_accuracy)
     assert len(result.lengths) == 2
     assert max(result.lengths) <= 48
-    # The same run, moved one folder down as the study of accuracy keeps its own.
-    below = Path(options.runs_dir) / f"listops-{data_digest(Spectrum(options)._data['listops'])}"
-    below.mkdir()
-    run.folder.rename(below / run.name)
+    # The same run, moved one folder up as `skyformer train` leaves its own.
+    run.folder.rename(Path(options.runs_dir) / run.name)
     again = run_study(Spectrum(options), tmp_path / "second")
     assert again.results() == record.results()
     assert not run.folder.exists()
@@ -148,7 +147,7 @@ def test_an_interrupted_run_goes_on(options: Options, tmp_path: Path) -> None:
     from skyformer.training.runs import create_run
 
     study = Spectrum(replace(options, runs_dir=str(tmp_path / "runs")))
-    begun = create_run(study._config("listops"), tmp_path / "runs")
+    begun = create_run(study._config("listops"), study._runs_dir("listops"))
     assert study._finished_run("listops") is None
     assert study._trained("listops").folder == begun.folder
     assert begun.finished

@@ -76,6 +76,8 @@ def test_no_steps_are_refused(name: str) -> None:
 def test_an_attention_without_a_line_in_the_table_is_refused() -> None:
     with refused(UnknownNameError, "attention of this study", "linformer"):
         Stability(Options(attentions=("softmax", "linformer")))
+    with refused(InputError, "--attentions", "'softmax'", "got skyformer"):
+        Stability(Options(attentions=("skyformer",)))
 
 
 def test_the_score_is_its_definition(data: Task) -> None:

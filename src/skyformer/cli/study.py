@@ -115,9 +115,10 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs:
             record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "train") from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedRunError) as stop:
+        number = stop.signal_number if isinstance(stop, InterruptedRunError) else signal.SIGINT
         advice = f"the same command goes on from {record_path(study.name, folder)}"
-        raise InterruptedRunError(f"stopped by SIGINT; {advice}", signal.SIGINT) from None
+        raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; {advice}", number) from None
     _show(type(study), record, folder)
 
 

@@ -5,16 +5,13 @@ Safe to run twice or in two processes at once: the second waits for the first an
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -40,6 +37,7 @@ from skyformer.lra.storage import (
     sweep,
 )
 from skyformer.lra.tasks import Split
+from skyformer.lra.workers import end_with_parent
 
 GENERATED = "generated"
 DOWNLOADED = "official download"
@@ -245,21 +243,8 @@ def _in_parallel(work: Callable[[_Run], Examples], runs: list[_Run], workers: in
     if workers == 1 or len(runs) < 2:
         yield from map(work, runs)
         return
-    with ProcessPoolExecutor(min(workers, len(runs)), get_context("spawn"), _end_with_parent) as pool:
+    with ProcessPoolExecutor(min(workers, len(runs)), get_context("spawn"), end_with_parent) as pool:
         yield from pool.map(work, runs)
-
-
-def _end_with_parent() -> None:
-    """Let a worker end with its parent: not before it by an interrupt, nor wait for work after its death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def wait_then_exit() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    Thread(target=wait_then_exit, daemon=True).start()
 
 
 def _read_listops(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:

@@ -126,11 +126,13 @@ class Accuracy(Study[Options, Cell, Result]):
         return [Cell(t, a, s, self._config(t, a, s).digest(), data[t]) for t, a, s in ordered]
 
     def measure(self, cell: Cell) -> Result:
+        from skyformer.studies.tasks import runs_of_data
         from skyformer.training.data import load_data
 
         config = self._config(cell.task, cell.attention, cell.seed)
-        run, diverged = self._train(config, Path(self.options.runs_dir) / f"{cell.task}-{cell.data}")
-        return _read(run, config, load_data(config, self.options.data_dir), diverged)
+        data = load_data(config, self.options.data_dir)
+        run, diverged = self._train(config, runs_of_data(self.options.runs_dir, data))
+        return _read(run, config, data, diverged)
 
     def _config(self, task: str, attention: str | None = None, seed: int | None = None) -> RunConfig:
         from skyformer.training import load_preset
@@ -235,16 +237,23 @@ def _mean(runs: Sequence[Result]) -> float | None:
     return statistics.fmean(accuracies) if accuracies else None
 
 
+def _best(results: Mapping[Cell, Result], task: str) -> float | None:
+    """The highest mean among attentions none of whose runs is at chance."""
+    learnt = [runs for name in _attentions(results) if (runs := _of(results, task, name))]
+    means = [_mean(runs) for runs in learnt if not any(run.at_chance for run in runs)]
+    return max((mean for mean in means if mean is not None), default=None)
+
+
 def _accuracy_table(results: Mapping[Cell, Result]) -> Table:
     tasks = tasks_among(results)
-    best = {task: max(_mean(_of(results, task, name)) or 0.0 for name in _attentions(results)) for task in tasks}
+    best = {task: _best(results, task) for task in tasks}
     rows = []
     for name in _attentions(results):
         cells = [name]
         for task in tasks:
             runs = _of(results, task, name)
-            shown = _accuracy(runs)
-            cells += [f"**{shown}**" if runs and _mean(runs) == best[task] else shown, _paper(name, task)]
+            shown, mean = _accuracy(runs), _mean(runs)
+            cells += [f"**{shown}**" if mean is not None and mean == best[task] else shown, _paper(name, task)]
         rows.append([*cells, *_averages(results, name, tasks)])
     chances = [next(result.chance for cell, result in results.items() if cell.task == task) for task in tasks]
     rows.append(["(chance)", *(text for chance in chances for text in (f"{100 * chance:.1f}", "")), "", ""])

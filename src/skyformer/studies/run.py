@@ -4,9 +4,6 @@ measured."""
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -19,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from skyformer.errors import InputError, TrainingError
+from skyformer.lra.workers import end_with_parent
 from skyformer.studies.base import Study
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
 
@@ -114,17 +112,8 @@ def _side_by_side(
 
 
 def _start_worker(threads: int) -> None:
-    """Ctrl-C reaches the whole group: the parent decides when its workers end, and they end with it in any case."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 @cache

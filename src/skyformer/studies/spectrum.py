@@ -273,23 +273,29 @@ class Spectrum(Study[Options, Cell, Result]):
         found = self._finished_run(task)
         if found is not None:
             return found
-        config, chosen = self._config(task), self.options
-        folder = Path(chosen.runs_dir) / config.run_name()
+        config, data_dir, runs_dir = self._config(task), self.options.data_dir, self._runs_dir(task)
+        folder = runs_dir / config.run_name()
         if folder.exists():
-            resume(open_run(folder), data_dir=chosen.data_dir, progress=False)
+            resume(open_run(folder), data_dir=data_dir, progress=False)
         else:
-            train(config, runs_dir=chosen.runs_dir, data_dir=chosen.data_dir, progress=False)
+            train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
         return open_run(folder)
 
     def _finished_run(self, task: str) -> Run | None:
-        """The run of the settings asked for, here or in the folder that the study of accuracy has for this data."""
-        from skyformer.studies.tasks import data_digest
+        """The run of the settings asked for, among those that `skyformer train` or the study of accuracy left."""
         from skyformer.training import list_runs
 
-        root, name = Path(self.options.runs_dir), self._config(task).run_name()
-        folders = [root, root / f"{task}-{data_digest(self._data[task])}"]
-        runs = [run for folder in folders for run in list_runs(folder, task)]
+        name = self._config(task).run_name()
+        runs = [
+            run for folder in (self._runs_dir(task), Path(self.options.runs_dir)) for run in list_runs(folder, task)
+        ]
         return next((run for run in runs if run.name == name and run.finished), None)
+
+    def _runs_dir(self, task: str) -> Path:
+        """Where the study of accuracy keeps its runs on this data, and looks before it trains."""
+        from skyformer.studies.tasks import runs_of_data
+
+        return runs_of_data(self.options.runs_dir, self._data[task])
 
     def _config(self, task: str) -> RunConfig:
         from skyformer.training import load_preset

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from skyformer.checks import check_at_least
-from skyformer.errors import MissingExtraError
+from skyformer.errors import InputError
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import INSTABILITY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
@@ -139,14 +139,20 @@ class Stability(Study[Options, Cell, Result]):
         for name in ("steps", "examples", "rate_steps"):
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
         check_names("attention of this study", options.attentions, TITLES)
+        if options.attentions and BASELINE not in options.attentions:
+            raise InputError(
+                f"--attentions must have {BASELINE!r} among them, for every score is divided by its; "
+                f"got {', '.join(options.attentions)}"
+            )
         self._loaded: dict[tuple[str, str], Task] = {}
 
     def facts(self) -> Mapping[str, Fact]:
-        tasks = _tasks()
+        from skyformer.studies.tasks import data_fact
+
         names = ("preset", "steps", "examples", "rate_steps")
         found: dict[str, Fact] = {name: getattr(self.options, name) for name in names}
         for cell in self.cells():
-            found[f"{cell.task} data, {cell.measure}"] = tasks.data_fact(self._data(cell))
+            found[f"{cell.task} data, {cell.measure}"] = data_fact(self._data(cell))
         return found
 
     def cells(self) -> Sequence[Cell]:
@@ -172,11 +178,13 @@ class Stability(Study[Options, Cell, Result]):
         return _scores(config, data, self.options.steps, self.options.examples)
 
     def _config(self, cell: Cell) -> RunConfig:
-        make, chosen = _tasks().run_config, self.options
+        from skyformer.studies.tasks import run_config
+
+        chosen = self.options
         if cell.measure == SCORE:
-            return make(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task))
+            return run_config(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task))
         steps = chosen.rate_steps
-        return make(
+        return run_config(
             cell.task,
             "short",
             cell.attention,
@@ -192,9 +200,11 @@ class Stability(Study[Options, Cell, Result]):
 
     def _data(self, cell: Cell) -> Task:
         """Kept: data depends on neither attention, seed nor rate."""
+        from skyformer.studies.tasks import study_data
+
         key = (cell.measure, cell.task)
         if key not in self._loaded:
-            self._loaded[key] = _tasks().study_data(self._config(cell), self.options.data_dir)
+            self._loaded[key] = study_data(self._config(cell), self.options.data_dir)
         return self._loaded[key]
 
     @classmethod
@@ -222,15 +232,6 @@ def normed(figure: str) -> str:
     return f"normed_{figure}"
 
 
-def _tasks() -> Any:
-    """The module that trains; imported when it is needed, for it brings Lightning along."""
-    try:
-        from skyformer.studies import tasks
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "train") from error
-    return tasks
-
-
 def _trainee(config: RunConfig) -> Trainee:
     from skyformer.training.building import Trainee
 
@@ -239,10 +240,11 @@ def _trainee(config: RunConfig) -> Trainee:
 
 def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
     """Trains for `steps` steps, and looks at f before and after each."""
-    tasks = _tasks()
+    from skyformer.studies.tasks import batches_of
+
     trainee = _trainee(config)
     rows, losses = [], []
-    for step, batch in enumerate(islice(tasks.batches_of(data, config), steps)):
+    for step, batch in enumerate(islice(batches_of(data, config), steps)):
         looks = _Looks(trainee.model, batch, examples, seed=step)
         old_weights = _flat(trainee.model)
         before = looks.take()
@@ -317,9 +319,10 @@ def _squared(x: Tensor) -> float:
 
 def _short_training(config: RunConfig, data: Task) -> Result:
     """Losses until the last step, or until one is not finite."""
-    tasks = _tasks()
+    from skyformer.studies.tasks import batches_of
+
     trainee, losses = _trainee(config), []
-    for batch in islice(tasks.batches_of(data, config), config.loop.steps):
+    for batch in islice(batches_of(data, config), config.loop.steps):
         loss = trainee.step(batch)
         losses.append(significant(loss))
         if not math.isfinite(loss):

@@ -49,6 +49,11 @@ def data_digest(task: Task) -> str:
     return hashlib.sha256(hashes.encode()).hexdigest()[:8]
 
 
+def runs_of_data(runs_dir: str | Path, task: Task) -> Path:
+    """The folder of the runs that were trained on this data: with other data the same settings give other figures."""
+    return Path(runs_dir) / f"{task.spec.name}-{data_digest(task)}"
+
+
 def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
     """The batches that a run trains on, without end."""
     loop = config.loop
