@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.kernels import GaussianKernel
 from skyformer.studies import run_study
 from skyformer.studies.base import make_options
@@ -184,6 +184,14 @@ def test_the_small_version_needs_no_files() -> None:
 def test_samplers_of_no_rows_are_refused(options: Options) -> None:
     with refused(UnknownNameError, "sampler of rows", "'segment_means'"):
         Dimension(replace(options, samplers=("segment_means",)))
+
+
+def test_a_text_too_short_for_the_unseen_passage_is_told_first(options: Options, tmp_path: Path) -> None:
+    """400 tokens hold twelve passages of 30 and two marks, so the last has none after it."""
+    study = Dimension(replace(options, held_out=(12,)))
+    with refused(DataError, "passage 13 of 32", "--text"):
+        run_study(study, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_lengths_beyond_the_model_are_refused(options: Options) -> None:

@@ -167,6 +167,9 @@ class Approximation(HeadStudy[Options, Cell, Result]):
     def _other(self, target: str, weights: str, length: int, d: int, method: str) -> Cell:
         return Cell(target, weights, length, method, d, "", None, "", self._seeds(length))
 
+    def passages(self, cell: Cell) -> Sequence[int]:
+        return [int(seed) for seed in cell.seeds.split(",")]
+
     def _seeds(self, length: int) -> str:
         seeds = self.options.long_seeds if length in self.options.long_lengths else self.options.seeds
         return ",".join(str(seed) for seed in seeds)
@@ -174,7 +177,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
     def measure(self, cell: Cell) -> Result:
         errors: list[float | None] = []
         jittered = 0
-        for seed in (int(part) for part in cell.seeds.split(",")):
+        for seed in self.passages(cell):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", JitterWarning)
                 errors += self._errors(cell, seed)

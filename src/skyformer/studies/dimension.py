@@ -134,6 +134,9 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         long = self._dimensions(initialised, self.options.long_lengths, self.options.seeds[:1])
         return [*short, *self._draws(), *self._suggestions(), *long]
 
+    def passages(self, cell: Cell) -> Sequence[int]:
+        return (cell.seed, cell.seed + 1) if cell.kind == SUGGESTION else (cell.seed,)
+
     def _dimensions(self, weights: Sequence[str], lengths: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
         return [
             Cell(DIMENSION, each, n, self._heads_at(n), seed, epsilon, self.options.delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -133,15 +134,20 @@ class HeadSource:
 
     def _passage(self, length: int, seed: int) -> Tensor:
         """Passage number `seed`: (1, length) tokens, between the marks that the model knows."""
+        self.check_passage(length, seed)
         first, last = self._marks
         inner = length - len(first) - len(last)
-        tokens = self._tokens[seed * inner : (seed + 1) * inner]
-        if inner < 1 or len(tokens) < inner:
+        return torch.tensor([[*first, *self._tokens[seed * inner : (seed + 1) * inner], *last]])
+
+    def check_passage(self, length: int, seed: int) -> None:
+        """That the text is long enough for passage number `seed`."""
+        first, last = self._marks
+        inner = length - len(first) - len(last)
+        if inner < 1 or len(self._tokens) < (seed + 1) * inner:
             raise DataError(
                 f"the text {self.text_name} has {len(self._tokens):,} tokens, but passage {seed} of {length:,} ends at "
                 f"token {(seed + 1) * inner:,}; give a longer text with --text, fewer seeds, or shorter lengths"
             )
-        return torch.tensor([[*first, *tokens, *last]])
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -297,8 +303,14 @@ class HeadOptions:
     )
 
 
+class HeadCell(Protocol):
+    @property
+    def length(self) -> int:
+        """Tokens of a passage."""
+
+
 HeadOptionsT = TypeVar("HeadOptionsT", bound=HeadOptions)
-CellT = TypeVar("CellT")
+CellT = TypeVar("CellT", bound=HeadCell)
 ResultT = TypeVar("ResultT")
 
 
@@ -309,5 +321,13 @@ class HeadStudy(Study[HeadOptionsT, CellT, ResultT]):
     def _source(self) -> HeadSource:
         return HeadSource(self.options.model, self.options.text)
 
+    @abc.abstractmethod
+    def passages(self, cell: CellT) -> Sequence[int]:
+        """Which passages, of the cell's length, it looks at."""
+
     def facts(self) -> Mapping[str, Fact]:
+        """Tries all passages, so that a text which is too short is told before anything is measured."""
+        wanted = {(cell.length, passage) for cell in self.cells() for passage in self.passages(cell)}
+        for length, passage in sorted(wanted):
+            self._source.check_passage(length, passage)
         return self._source.facts()
