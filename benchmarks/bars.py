@@ -8,16 +8,12 @@ Writes results/bars.json. `--quick` leaves out the million tokens. Run it on an 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from bar import Bar, at_least, at_most, keep, show
 
 from skyformer.bench.contenders import (
     PEERS,
@@ -30,32 +26,13 @@ from skyformer.bench.contenders import (
     missing_peers,
 )
 from skyformer.bench.correctness import check_contender
-from skyformer.bench.measure import Timing, describe_machine, measure_fresh, time_interleaved
+from skyformer.bench.measure import Timing, measure_fresh, time_interleaved
 
 THREADS = 2
 SKYFORMER, KERNELIZED = attention_contender("skyformer"), attention_contender("kernelized")
 LONG = Setting(length=4096, batch=4)
 SHORT = Setting(length=1024, batch=16)
 IMPORT_SECONDS = "import time, torch; s = time.perf_counter(); import skyformer; print(time.perf_counter() - s)"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A promise and what was measured; `passed` says whether `measured` is on the right side of `limit`."""
-
-    what: str
-    limit: str
-    measured: str
-    passed: bool
-    value: float
-
-
-def at_most(what: str, value: float, limit: float, unit: str = "x") -> Bar:
-    return Bar(what, f"at most {limit:g}{unit}", f"{value:.2f}{unit}", value <= limit, value)
-
-
-def at_least(what: str, value: float, limit: float, unit: str = "x") -> Bar:
-    return Bar(what, f"at least {limit:g}{unit}", f"{value:.2f}{unit}", value >= limit, value)
 
 
 def times(contenders: list[Contender], setting: Setting, repeats: int) -> dict[str, Timing]:
@@ -120,15 +97,6 @@ def import_bar() -> Bar:
     return at_most("import skyformer after import torch", seconds, 0.3, " s")
 
 
-def show(bars: list[Bar]) -> None:
-    table = Table(title="2 threads, float32, forward and backward; 2 heads of 32, 128 features")
-    for title in ("what", "bar", "measured", ""):
-        table.add_column(title)
-    for bar in bars:
-        table.add_row(bar.what, bar.limit, bar.measured, "[green]pass" if bar.passed else "[red]FAIL")
-    Console(width=120).print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out the million tokens")
@@ -136,15 +104,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     bars = [*time_bars(), *peer_bars(), *memory_bars(), *([] if arguments.quick else million_bars()), import_bar()]
-    show(bars)
-    record = {
-        "command": "python benchmarks/bars.py" + (" --quick" if arguments.quick else ""),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(THREADS),
-        "bars": [asdict(bar) for bar in bars],
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    show(bars, f"{THREADS} threads, float32, forward and backward; 2 heads of 32, 128 features")
+    keep(bars, arguments.output, "python benchmarks/bars.py" + (" --quick" if arguments.quick else ""), THREADS)
     sys.exit(0 if all(bar.passed for bar in bars) else 1)
 
 

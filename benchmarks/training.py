@@ -14,24 +14,19 @@ Float32 on 2 threads. Writes results/training.json. Run it on an idle machine.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from bar import Bar, keep, show
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from skyformer.bench.measure import describe_machine
 from skyformer.errors import SkyformerError
 from skyformer.lra import Batch, Task, load_task, prepare, training_loader
 from skyformer.training import RunConfig, load_preset, train
@@ -44,17 +39,6 @@ LISTOPS_EXAMPLES = 2000
 LARGEST_OVERHEAD, LARGEST_DATA_SHARE = 0.05, 0.05
 LEAST_SPEEDUP = {"similar lengths": 2.0, "padded to 4,000": 4.0}
 LOSS_TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A promise and what was measured."""
-
-    what: str
-    limit: str
-    measured: str
-    passed: bool
-    value: float
 
 
 class EnoughError(Exception):
@@ -209,15 +193,6 @@ def loading_bar(name: str, loading: list[float], steps: list[float]) -> Bar:
     )
 
 
-def show(bars: list[Bar]) -> None:
-    table = Table(title=f"training, float32, {THREADS} threads")
-    for title in ("what", "bar", "measured", ""):
-        table.add_column(title)
-    for bar in bars:
-        table.add_row(bar.what, bar.limit, bar.measured, "[green]PASS" if bar.passed else "[red]FAIL")
-    Console(width=150).print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["overhead", "text"], help="one of the two measurements")
@@ -235,16 +210,9 @@ def main() -> None:
     if arguments.only != "overhead":
         text_bars, text_seconds = measure_text(arguments.data_dir, arguments.steps, arguments.rounds)
         bars, seconds = bars + text_bars, seconds | text_seconds
-    show(bars)
-    record = {
-        "command": " ".join(["python benchmarks/training.py", *sys.argv[1:]]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(THREADS),
-        "bars": [asdict(bar) for bar in bars],
-        "seconds": seconds,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    show(bars, f"training, float32, {THREADS} threads")
+    command = " ".join(["python benchmarks/training.py", *sys.argv[1:]])
+    keep(bars, arguments.output, command, THREADS, seconds=seconds)
     sys.exit(0 if all(bar.passed for bar in bars) else 1)
 
 
