@@ -340,6 +340,13 @@ def test_an_attn_mask_is_for_softmax_alone(attention: str) -> None:
         default(attention=attention)(X, X, X, attn_mask=torch.randn(S, S))
 
 
+def test_causality_is_advised_only_to_who_can_have_it() -> None:
+    for attention, advised in (("kernelized", True), ("skyformer", False)):
+        with pytest.raises(UnsupportedError) as caught:
+            default(attention=attention)(X, X, X, attn_mask=torch.randn(S, S))
+        assert ("is_causal=True" in str(caught.value)) == advised
+
+
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": torch.ones(S, S).triu(1).bool()}], ids=str)
 def test_skyformer_refuses_causality(options: dict[str, Any]) -> None:
     with refused(UnsupportedError, "is_causal", "skyformer", "kernelized"):

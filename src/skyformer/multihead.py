@@ -193,10 +193,13 @@ class MultiheadAttention(nn.Module):
         if attn_mask is None and not causal:
             return None, False
         if self.attention.name != "softmax":
+            can_be_causal = Promise.CAUSAL not in self.attention.cannot
+            causality = (
+                " is_causal=True (without add_bias_kv and add_zero_attn) for causality," if can_be_causal else ""
+            )
             raise UnsupportedError(
                 f"attention {self.attention.name!r} never forms the (L, S) scores that attn_mask would change; pass "
-                "key_padding_mask for padding, is_causal=True (without add_bias_kv and add_zero_attn) for causality, "
-                "or use attention='softmax'"
+                f"key_padding_mask for padding,{causality} or use attention='softmax'"
             )
         if attn_mask is None:
             attn_mask = torch.ones(length, size, dtype=torch.bool, device=query.device).triu(1)

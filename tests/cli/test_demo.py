@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from skyformer.report.demo import typical_step
 from skyformer.training import open_run
+from skyformer.training.runs import MetricRow
 from tests.cli.typed import CommandLine
 
 SMALL = [
@@ -32,6 +34,10 @@ def test_both_are_trained_compared_and_kept(demo: CommandLine, tmp_path: Path) -
         assert figure["test_accuracy"] == result.test_accuracy
         assert [point["step"] for point in figure["dev_curve"]] == [2, 4]
         assert f"{100 * result.test_accuracy:.2f}" in done.output
+        assert figure["milliseconds_a_step"] > 0
+    words = " ".join(done.output.split())
+    assert "up to 64 tokens are short" in words
+    assert "skyformer evaluate" in words
     assert 0.1 <= figures["chance"] < 0.6
     assert "reduced" in done.output
     assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.png", "demo.svg"}
@@ -40,6 +46,17 @@ def test_both_are_trained_compared_and_kept(demo: CommandLine, tmp_path: Path) -
     again = demo("--output", tmp_path, *SMALL)
     assert again.code == 0
     assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")} == finished
+
+
+def test_a_stall_does_not_count_in_the_time_of_a_step() -> None:
+    """Steps of 2, 50, 2 and 3 seconds; an evaluation of 7 between them is no step."""
+    rows = [
+        *(MetricRow(step, "train", 1.0, 0.5, 1e-3, seconds) for step, seconds in ((10, 20.0), (20, 520.0))),
+        MetricRow(20, "dev", 1.0, 0.5, None, 527.0),
+        *(MetricRow(step, "train", 1.0, 0.5, 1e-3, seconds) for step, seconds in ((30, 547.0), (40, 577.0))),
+    ]
+    assert typical_step(rows) == pytest.approx(2.5)
+    assert typical_step(rows[2:3]) is None
 
 
 def test_unknown_attention_is_refused_before_anything_is_made(demo: CommandLine, tmp_path: Path) -> None:

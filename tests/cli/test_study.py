@@ -11,6 +11,7 @@ import pytest
 from skyformer.cli import main as command_line
 from skyformer.errors import DataError, InterruptedRunError
 from skyformer.studies import list_studies
+from skyformer.studies.approximation import Approximation
 from tests.studies.tiny_bert import write_text, write_tiny_bert
 
 
@@ -100,14 +101,46 @@ def test_bad_input_is_one_line_and_exit_code_2(skyformer: Any, arguments: list[s
 def test_an_interrupt_says_how_to_go_on(
     skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any, stop: BaseException, code: int, name: str
 ) -> None:
-    def interrupt(self: object, cell: object) -> None:
-        raise stop
+    measure, allowed = Approximation.measure, iter([False, True])
 
-    monkeypatch.setattr("skyformer.studies.approximation.Approximation.measure", interrupt)
-    found, _, err = skyformer("study", "approximation", "--small", *inputs, "--output", tmp_path)
+    def interrupt(self: Approximation, cell: Any) -> Any:
+        if not next(allowed, False):
+            raise stop
+        return measure(self, cell)
+
+    monkeypatch.setattr(Approximation, "measure", interrupt)
+    command = ["study", "approximation", "--small", *inputs, "--features", "4", "--output", tmp_path]
+    found, _, err = skyformer(*command)
+    assert found == code
+    assert f"stopped by {name}; nothing was measured yet" in " ".join(err.split())
+    found, _, err = skyformer(*command)
     assert found == code
     assert f"stopped by {name}; the same command goes on" in " ".join(err.split())
     assert "skyformer train" not in err
+    found, out, _ = skyformer(*command)
+    assert "going on from" in out
+
+
+def test_an_interrupt_while_figures_are_drawn_is_told_too(
+    skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skyformer.cli.study.write_report", interrupt)
+    small = ["--features", "4", "--gammas", "0.1", "--output", tmp_path]
+    code, _, err = skyformer("study", "approximation", "--small", *inputs, *small)
+    assert code == 130
+    assert "the same command goes on" in " ".join(err.split())
+
+
+def test_a_log_gets_a_line_now_and_then(skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    small = ["--features", "4", "--gammas", "0.1"]
+    _, _, err = skyformer("study", "approximation", "--small", *inputs, *small, "--output", tmp_path / "quick")
+    assert "approximation: " not in err
+    monkeypatch.setattr("skyformer.cli.study.SECONDS_BETWEEN_LINES", 0)
+    _, _, err = skyformer("study", "approximation", "--small", *inputs, *small, "--output", tmp_path / "lines")
+    assert "approximation: 1 of " in err
 
 
 def test_help_lists_studies_and_their_options(skyformer: Any) -> None:

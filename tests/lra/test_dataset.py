@@ -70,7 +70,7 @@ def test_short_listops_is_a_version_of_its_own() -> None:
     for split in Split:
         for example in task[split]:
             assert evaluate_symbols((example.tokens - 1).tolist()) == example.label
-    with pytest.raises(DataError, match=r"though listops-length100-limit20 is; run: .* listops --limit 20"):
+    with pytest.raises(DataError, match=r"though listops-length100-limit20 is, found .*; run: .* listops --limit 20"):
         load_task("listops", limit=20)
     with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 20"):
         load_task("listops", limit=20, max_length=64)

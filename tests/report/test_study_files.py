@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from skyformer.report.study_figures import draw_figure
 from skyformer.report.study_files import write_report
 from skyformer.report.study_tables import as_latex, as_markdown, escape
 from skyformer.studies import run_study
 from skyformer.studies.record import read_record, record_path
-from skyformer.studies.show import Table
+from skyformer.studies.show import Figure, Panel, Series, Table
 from tests.studies.toy import Options, Squares
 
 
@@ -26,6 +27,17 @@ def test_it_leaves_tables_and_figures_of_every_kind(files: dict[str, Path]) -> N
     assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
     assert files["figure.pdf"].read_bytes().startswith(b"%PDF")
     assert "<svg" in files["figure.svg"].read_text()
+
+
+def test_a_long_title_stays_within_a_narrow_figure(tmp_path: Path) -> None:
+    from matplotlib import image
+
+    title = "The quick brown fox jumps over the lazy dog, again and again, until the evening comes"
+    panel = Panel("all", "x", "y", [Series("line", [1.0, 2.0], [1.0, 2.0])])
+    (png,) = [file for file in draw_figure(Figure("long", title, [panel]), tmp_path) if file.suffix == ".png"]
+    picture = image.imread(png)[..., :3]
+    margins = picture[:, :2], picture[:, -2:]
+    assert all((margin == 1).all() for margin in margins), "ink at the edge: the title is cut"
 
 
 def test_tables_carry_the_figures_and_where_they_come_from(files: dict[str, Path]) -> None:

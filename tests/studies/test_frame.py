@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.errors import DataError, InputError, UnknownNameError
+from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.studies import list_studies, register_study, run_study, study_class
 from skyformer.studies.base import make_options, option_fields
 from skyformer.studies.record import read_record, record_path, significant
@@ -45,6 +45,21 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     record = run_study(Squares(Options()), tmp_path)
     assert len(Squares.measured) == 6
     assert [measured.run for measured in record.cells.values()] == [0, 0, 0, 1, 1, 1]
+
+
+def test_want_of_memory_is_told_and_other_errors_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Squares, cell: Cell) -> Result:
+        raise RuntimeError(f"{message} you tried to allocate 12800000000 bytes")
+
+    monkeypatch.setattr(Squares, "measure", fail)
+    message = "DefaultCPUAllocator: can't allocate memory:"
+    with refused(TrainingError, "not enough memory", "squares (1 0)", "kept"):
+        run_study(Squares(Options()), tmp_path)
+    message = "shapes do not match:"
+    with refused(RuntimeError, "shapes do not match"):
+        run_study(Squares(Options()), tmp_path)
 
 
 def test_cells_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
@@ -161,7 +176,7 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     with refused(InputError, "--power", "finite", "'nan'"):
         make_options(Squares, small=False, given={"power": "nan"})
     assert [each.help() for each in option_fields(Options)] == [
-        "Seeds, separated by commas. (default: 0, 1; small: 0)",
+        "Seeds, separated by commas. (default: 0,1; small: 0)",
         "The exponent. (default: 2.0)",
         "A remark. (default: none)",
     ]

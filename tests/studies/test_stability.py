@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra import prepare
 from skyformer.lra.dataset import Task
 from skyformer.studies import run_study, study_class
+from skyformer.studies.base import make_options
 from skyformer.studies.stability import (
     Cell,
     Options,
@@ -78,6 +79,21 @@ def test_an_attention_without_a_line_in_the_table_is_refused() -> None:
         Stability(Options(attentions=("softmax", "linformer")))
     with refused(InputError, "--attentions", "'softmax'", "got skyformer"):
         Stability(Options(attentions=("skyformer",)))
+
+
+def test_data_that_must_be_prepared_is_missed_before_any_is_made(tmp_path: Path) -> None:
+    study = Stability(Options(tasks=("listops", "text"), data_dir=str(tmp_path / "data"), listops_limit=20))
+    with refused(DataError, "text is not prepared"):
+        run_study(study, tmp_path / "record")
+    assert not (tmp_path / "data").exists()
+
+
+def test_dropout_of_the_small_version_is_that_of_the_scores_alone() -> None:
+    small = Stability(make_options(Stability, True, {}))
+    dropout = {cell.measure: small._config(cell).model.dropout for cell in small.cells()}
+    assert dropout == {"score": 0.1, "rates": 0.0}
+    with refused(InputError, "--dropout", "1.5"):
+        Stability(Options(dropout=1.5))
 
 
 def test_the_score_is_its_definition(data: Task) -> None:
@@ -156,7 +172,17 @@ def test_the_table_averages_ratios_and_shows_the_paper_s() -> None:
     assert same.rows == [["Skyformer", "1.00 ± 0.00 (0.81)"]]
     assert raw_off.rows == [["Skyformer", "1.00 ± 0.71"]], "the paper's figures stand beside those after the norm"
     makeup = next(table for table in Stability.tables(results) if "made of" in table.title)
-    assert makeup.rows[0] == ["Text", "Self-Attention", "0.5", "1", "1", "1"]
+    assert makeup.rows[0] == ["Text", "Self-Attention", "50.00 %", "50.00 %", "1", "1", "1"]
+
+
+def test_both_averages_over_steps_stand_seed_by_seed() -> None:
+    """tau of softmax is 2 and 8; that of the other 1 and 4 with one seed, 6 and 4 with the next."""
+    own = (hand_made(0.5), replace(hand_made(1.0), normed_off=(3.0, 1.0)))
+    results = {Cell("score", "text", "softmax", seed, None): hand_made(1.0) for seed in (0, 1)}
+    results |= {Cell("score", "text", "skyformer", seed, None): own[seed] for seed in (0, 1)}
+    table = next(table for table in Stability.tables(results) if table.title == "Seed by seed")
+    assert table.rows[0] == ["Text", "Skyformer", "dropout off", "0.50, 1.75", "0.50, 1.00"]
+    assert len(table.rows) == 3
 
 
 def test_a_model_that_left_the_numbers_has_no_ratio() -> None:

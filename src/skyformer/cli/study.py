@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, TrainingError
 from skyformer.report.study_files import write_report
@@ -18,9 +22,12 @@ from skyformer.report.study_tables import as_markdown
 from skyformer.studies.base import OptionField, Study, make_options, option_fields
 from skyformer.studies.record import Record, read_record, record_path
 from skyformer.studies.registry import list_studies, study_class
-from skyformer.studies.run import run_study
+from skyformer.studies.run import Report, run_study
 
 AnyStudy = type[Study[Any, Any, Any]]
+
+SECONDS_BETWEEN_LINES = 30
+"""Of progress, where it is no bar."""
 
 Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
@@ -29,7 +36,10 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Forget the stored record, and begin anew; trained runs are kept, and read.")
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Folder of the record, tables and figures (default: studies/NAME).")
+    Path | None,
+    typer.Option(
+        "--output", help="Folder of the record, tables and figures (default: studies/NAME, or studies/small/NAME)."
+    ),
 ]
 Render = Annotated[bool, typer.Option("--render", help="Measure nothing: tables and figures from the stored record.")]
 
@@ -91,35 +101,55 @@ def _add_command(study: AnyStudy) -> None:
 
 
 def _annotation(each: OptionField) -> Any:
-    metavar = each.kind.__name__.upper() + ("S" if each.many else "")
+    metavar = each.kind.__name__.upper() + (",..." if each.many else "")
     return Annotated[str | None, typer.Option(each.flag, help=each.help(), metavar=metavar, show_default=False)]
 
 
 def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs: int, fresh: bool) -> None:
-    console = Console()
-    columns = (
-        TextColumn(study.name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+    path = record_path(study.name, folder)
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("starting", total=None)
-
-            def report(done: int, total: int, text: str) -> None:
-                progress.update(task, completed=done, total=total, description=text)
-
+        if path.exists() and not fresh:
+            typer.echo(f"going on from {path}")
+        with _progress(study.name) as report:
             record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
+        _show(type(study), record, folder)
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "train") from error
     except (KeyboardInterrupt, InterruptedRunError) as stop:
         number = stop.signal_number if isinstance(stop, InterruptedRunError) else signal.SIGINT
-        advice = f"the same command goes on from {record_path(study.name, folder)}"
+        advice = f"the same command goes on from {path}" if path.exists() else "nothing was measured yet"
         raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; {advice}", number) from None
-    _show(type(study), record, folder)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Report]:
+    """A bar on a terminal, and a line now and then in a log."""
+    console = Console()
+    if not console.is_terminal:
+        yield _Lines(name)
+        return
+    columns = (
+        TextColumn(name),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        # What is measured now has the rest of the line, and is cut there.
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
+
+
+class _Lines:
+    def __init__(self, name: str) -> None:
+        self._name, self._last = name, time.monotonic()
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            typer.echo(f"{self._name}: {done} of {total}, now {text}", err=True)
 
 
 def _stored(study: AnyStudy, folder: Path) -> Record[Any, Any]:

@@ -54,7 +54,7 @@ def find(variant: Variant, data_dir: Path | str | None = None) -> tuple[Path, Ma
 def _alternatives(folder: Path, variant: Variant) -> str:
     """Other versions of the same task that are there, because one of them may be what is meant."""
     others = [path.name for path in prepared_dirs(folder.parent) if path.name.split("-")[0] == variant.task]
-    return f", though {', '.join(others)} is" if others else ""
+    return f", though {', '.join(others)} is, found with the options it was prepared with" if others else ""
 
 
 def prepare_command(variant: Variant, data_dir: Path | str | None = None) -> str:

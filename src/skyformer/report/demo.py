@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,20 +23,19 @@ _FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Side:
-    """One finished run, and its accuracy on the dev set as it went."""
+    """One finished run: its accuracy on the dev set as it went, and what a step took."""
 
     result: RunResult
     curve: tuple[MetricRow, ...]
+    milliseconds_a_step: float
 
     @classmethod
     def of(cls, run: Run) -> Side:
         """What a finished run left behind."""
         assert run.result is not None
-        return cls(run.result, tuple(row for row in run.metrics() if row.split == Split.DEV))
-
-    @property
-    def milliseconds_a_step(self) -> float:
-        return 1000 / self.result.steps_per_second
+        rows = run.metrics()
+        seconds = typical_step(rows) or 1 / run.result.steps_per_second
+        return cls(run.result, tuple(row for row in rows if row.split == Split.DEV), 1000 * seconds)
 
     @property
     def megabytes(self) -> float:
@@ -60,6 +60,17 @@ class Comparison:
             f"{ours.result.attention} took {ours.milliseconds_a_step / theirs.milliseconds_a_step:.2f} times the time "
             f"a step and {ours.megabytes / theirs.megabytes:.2f} times the memory of {theirs.result.attention}"
         )
+
+
+def typical_step(rows: Sequence[MetricRow]) -> float | None:
+    """Seconds of a step: the median over the stretches between two rows, so that a stall of the machine does not count.
+    Evaluations are rows too, and end before the stretch that follows them begins. None if no row is of training."""
+    stretches, step, seconds = [], 0, 0.0
+    for row in rows:
+        if row.split == Split.TRAIN and row.step > step:
+            stretches.append((row.seconds - seconds) / (row.step - step))
+        step, seconds = row.step, row.seconds
+    return statistics.median(stretches) if stretches else None
 
 
 def chance_of(task: Task) -> float:
@@ -98,7 +109,8 @@ def write_comparison(comparison: Comparison, command: str, environment: dict[str
 
 
 def _as_record(side: Side) -> dict[str, Any]:
-    return {**side.result.model_dump(mode="json"), "dev_curve": [asdict(row) for row in side.curve]}
+    curve = [asdict(row) for row in side.curve]
+    return {**side.result.model_dump(mode="json"), "milliseconds_a_step": side.milliseconds_a_step, "dev_curve": curve}
 
 
 def _draw(comparison: Comparison, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from skyformer.studies.show import Figure, Mark, Panel, Series
 FORMATS = ("png", "svg", "pdf")
 
 Colour = tuple[float, float, float, float]
+
+_TITLE_CHARACTERS = 46
+"""What a title has room for above one column of panels."""
 
 
 def draw_figure(figure: Figure, folder: Path) -> list[Path]:
@@ -34,7 +38,7 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
             _draw_panel(axis, panel, colours)
         for axis in list(axes.flat)[len(figure.panels) :]:
             axis.set_axis_off()
-        canvas.suptitle(figure.title, fontsize=11)
+        canvas.suptitle(textwrap.fill(figure.title, _TITLE_CHARACTERS * columns), fontsize=11)
         _add_legend(canvas, axes.flat, columns)
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]

@@ -175,5 +175,5 @@ def _kind(hint: Any) -> tuple[bool, type]:
 
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(str(each) for each in value)
+        return ",".join(str(each) for each in value) or "none"
     return "none" if value is None else str(value)

@@ -357,13 +357,10 @@ def _power(by_length: Mapping[int, Sequence[float]]) -> str:
 
 
 def _bound_table(results: Mapping[Cell, Result]) -> Table:
-    """At the longest length that all heads and passages were measured at."""
     rows = []
     for weights in _all_weights(results):
         of_kind = _of_kind(results, DIMENSION, weights)
-        most = max((cell.heads for cell in of_kind), default=0)
-        n = max((cell.length for cell in of_kind if cell.heads == most), default=0)
-        for epsilon in dict.fromkeys(cell.epsilon for cell in of_kind):
+        for n, epsilon in dict.fromkeys((cell.length, cell.epsilon) for cell in of_kind):
             here = [result for cell, result in of_kind.items() if (cell.length, cell.epsilon) == (n, epsilon)]
             bounds = _present([bound for result in here for bound in result.bound])
             if not bounds:
@@ -468,7 +465,7 @@ def _estimate_table(results: Mapping[Cell, Result]) -> Table:
         for n, ratios in sorted(by_length.items()):
             rows.append([weights, f"{n:,}", *(number(quantile(ratios, q)) for q in (0.0, 0.05, 0.5, 0.95, 1.0))])
     header = ["weights", "n", "least", "5 %", "median", "95 %", "most"]
-    note = "Over heads, passages and epsilons. The estimate looks at 512 of the 2n rows."
+    note = "Over heads, passages and epsilons. The estimate looks at 512 of the 2n rows at most."
     return Table("Estimated d_stat over true d_stat", header, rows, note)
 
 

@@ -25,6 +25,7 @@ from skyformer.errors import TrainingError
 from skyformer.studies.memory import (
     allow_more,
     end_with_parent,
+    is_want_of_memory,
     killed_for_memory,
     peak_bytes,
     reset_peak,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 MOST_PASSES = 5
 FEWEST_STEPS = 2
-NO_MEMORY = ("allocate memory", "bad_alloc", "out of memory")
-"""What torch and the libraries below it say when an allocation fails."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,6 @@ def read_outcome(code: int, stdout: str, stderr: str, *, by_system: bool) -> Ste
         return None
     last = stderr.strip().splitlines()[-1] if stderr.strip() else f"it ended with code {code}"
     raise TrainingError(f"the process of the training steps failed: {last}")
-
-
-def is_want_of_memory(text: str) -> bool:
-    return "MemoryError" in text or any(words in text for words in NO_MEMORY)
 
 
 def take_steps(request: Request) -> Steps:

@@ -14,6 +14,8 @@ from skyformer.errors import SkyformerError
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
 _PARENT_DEATH_SIGNAL = 1
+_NO_MEMORY = ("MemoryError", "allocate memory", "bad_alloc", "out of memory")
+"""What Python, torch and the libraries below it say when an allocation fails."""
 
 
 def return_free_memory() -> None:
@@ -64,6 +66,11 @@ def killed_for_memory() -> int | None:
         counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
         return counts[0] if counts else None
     return None
+
+
+def is_want_of_memory(text: str) -> bool:
+    """Whether an error says that an allocation failed."""
+    return any(words in text for words in _NO_MEMORY)
 
 
 def volunteer_to_be_killed() -> None:

@@ -18,6 +18,7 @@ import torch
 from skyformer.errors import InputError, TrainingError
 from skyformer.lra.workers import end_with_parent
 from skyformer.studies.base import Study
+from skyformer.studies.memory import is_want_of_memory
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
 
 OptionsT = TypeVar("OptionsT")
@@ -74,9 +75,7 @@ def _one_by_one(
     study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT]
 ) -> Iterator[tuple[CellT, ResultT, float]]:
     for cell in cells:
-        start = time.perf_counter()
-        result = study.measure(cell)
-        yield cell, result, time.perf_counter() - start
+        yield cell, *_timed(study, cell)
 
 
 def _side_by_side(
@@ -123,6 +122,18 @@ def _study_of(study: type[Study[Any, Any, Any]], options: Any) -> Study[Any, Any
 
 
 def _measure(study: type[Study[Any, Any, Any]], options: Any, cell: Any) -> tuple[Any, float]:
+    return _timed(_study_of(study, options), cell)
+
+
+def _timed(study: Study[Any, CellT, ResultT], cell: CellT) -> tuple[ResultT, float]:
     start = time.perf_counter()
-    result = _study_of(study, options).measure(cell)
+    try:
+        result = study.measure(cell)
+    except (RuntimeError, MemoryError) as error:
+        if not is_want_of_memory(repr(error)):
+            raise
+        raise TrainingError(
+            f"there is not enough memory for a part of {study.name} ({describe(cell)}); what was measured before it is "
+            "kept. Shorter lengths, fewer examples or fewer --jobs take less"
+        ) from error
     return result, time.perf_counter() - start

@@ -25,13 +25,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from skyformer.checks import check_at_least
+from skyformer.checks import check_at_least, check_probability
 from skyformer.errors import InputError
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import INSTABILITY, TASK_TITLES, tasks_among
@@ -69,6 +69,7 @@ class Options:
     )
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds of weights, batches and all that is drawn.")
     preset: str = option("paper", small="short", help="Settings of the model and its training.")
+    dropout: float | None = option(None, small=0.1, help="Of the model whose scores are taken; none: the preset's.")
     steps: int = option(20, small=4, help="Training steps.")
     examples: int = option(4, help="Examples of each batch that f is taken on.")
     rates: tuple[float, ...] = option(
@@ -139,6 +140,8 @@ class Stability(Study[Options, Cell, Result]):
         for name in ("steps", "examples", "rate_steps"):
             check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
         check_names("attention of this study", options.attentions, TITLES)
+        if options.dropout is not None:
+            check_probability("--dropout", options.dropout)
         if options.attentions and BASELINE not in options.attentions:
             raise InputError(
                 f"--attentions must have {BASELINE!r} among them, for every score is divided by its; "
@@ -149,9 +152,10 @@ class Stability(Study[Options, Cell, Result]):
     def facts(self) -> Mapping[str, Fact]:
         from skyformer.studies.tasks import data_fact
 
-        names = ("preset", "steps", "examples", "rate_steps")
+        names = ("preset", "dropout", "steps", "examples", "rate_steps")
         found: dict[str, Fact] = {name: getattr(self.options, name) for name in names}
-        for cell in self.cells():
+        # What cannot be made here is missing before ListOps is made.
+        for cell in sorted(self.cells(), key=lambda cell: cell.task == "listops"):
             found[f"{cell.task} data, {cell.measure}"] = data_fact(self._data(cell))
         return found
 
@@ -182,7 +186,8 @@ class Stability(Study[Options, Cell, Result]):
 
         chosen = self.options
         if cell.measure == SCORE:
-            return run_config(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task))
+            changes = {} if chosen.dropout is None else {"model_dropout": chosen.dropout}
+            return run_config(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task), **changes)
         steps = chosen.rate_steps
         return run_config(
             cell.task,
@@ -217,7 +222,7 @@ class Stability(Study[Options, Cell, Result]):
             _ratio_table(scores, variant, f"The same before the final norm, {title}", paper=False)
             for variant, title in VARIANTS.items()
         ]
-        found += [_relative_table(scores), _makeup_table(scores), _rate_table(results)]
+        found += [_seed_table(scores), _relative_table(scores), _makeup_table(scores), _rate_table(results)]
         return [table for table in found if table.rows]
 
     @classmethod
@@ -331,9 +336,15 @@ def _short_training(config: RunConfig, data: Task) -> Result:
 
 
 def _ratios(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
-    """For each seed the average over steps of tau_i divided by that of softmax attention."""
+    """For each seed, as the paper does it: tau_i divided by that of softmax attention, averaged over the steps."""
     by_seed = [_step_ratios(*pair, variant) for pair in _with_baseline(scores, task, attention)]
     return [mean(ratios) for ratios in by_seed]
+
+
+def _ratios_of_means(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
+    """For each seed the other average: the mean of tau_i divided by the mean of softmax attention's."""
+    pairs = [(own.scores(variant), its.scores(variant)) for own, its in _with_baseline(scores, task, attention)]
+    return [mean(own) / mean(its) if 0 < mean(its) < math.inf else math.inf for own, its in pairs]
 
 
 def _step_ratios(own: Result, baseline: Result, variant: str) -> list[float]:
@@ -366,8 +377,31 @@ def _ratio_table(scores: Mapping[Cell, Result], variant: str, title: str, paper:
             f" ({INSTABILITY[attention][task]:.2f})" if paper and attention in INSTABILITY else "" for task in tasks
         ]
         rows.append([TITLES[attention], *(own + its for own, its in zip(ours, theirs, strict=True))])
-    note = "Mean and standard deviation over seeds" + (", in brackets the paper's." if paper else ".")
+    several = len({cell.seed for cell in scores}) > 1
+    average = "Mean and standard deviation over seeds" if several else "One seed"
+    note = average + (", in brackets the paper's." if paper else ".")
     return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, note)
+
+
+def _seed_table(scores: Mapping[Cell, Result]) -> Table:
+    """Whether seeds agree, and whether it matters how steps are averaged."""
+    rows = []
+    for task in tasks_among(scores):
+        for attention in _rivals(scores):
+            for variant, title in VARIANTS.items():
+                averages = (_ratios, _ratios_of_means)
+                found = [average(scores, task, attention, normed(variant)) for average in averages]
+                rows.append([TASK_TITLES[task], TITLES[attention], title, *map(_one_by_one, found)])
+    header = ["Task", "Model", "f with", "mean of ratios", "ratio of means"]
+    note = (
+        "tau to softmax's after the final norm, a number a seed: the ratios of single steps averaged, as the paper "
+        "does it, and the ratio of the averages over steps."
+    )
+    return Table("Seed by seed", header, rows, note)
+
+
+def _one_by_one(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" if math.isfinite(value) else "not finite" for value in values) or "-"
 
 
 def _relative_table(scores: Mapping[Cell, Result]) -> Table:
@@ -399,11 +433,15 @@ def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
         "Task",
         "Model",
         "dropout noise in the fresh variant",
+        "at least",
         "dropout noise",
         "length of the update",
         "size of f before the norm",
     ]
-    note = "Medians over steps and seeds: a share, then squared norms divided by those of softmax attention."
+    note = (
+        "Medians over steps and seeds: a share, with the least of all, then squared norms divided by those of softmax "
+        "attention."
+    )
     return Table("What the score is made of", header, rows, note)
 
 
@@ -422,7 +460,9 @@ def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
         [_quotients(getattr(own, name), getattr(its, name)) for own, its in pairs]
         for name in (normed("noise"), "update", "size")
     ]
-    return [_median(share), *map(_median, ratios)]
+    together = [value for some in share for value in some if math.isfinite(value)]
+    shares = [f"{100 * f(together):.2f} %" if together else "-" for f in (median, min)]
+    return [*shares, *map(_median, ratios)]
 
 
 def _quotients(above: Sequence[float | None], below: Sequence[float | None]) -> list[float]:
