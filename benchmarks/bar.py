@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,13 @@ def show(bars: list[Bar], title: str) -> None:
     Console(width=150).print(table)
 
 
-def keep(bars: list[Bar], path: Path, command: str, threads: int, **more: Any) -> None:
-    """With the command that measured them, when, and on what machine."""
+def keep(path: Path, command: str, threads: int, **figures: Any) -> None:
+    """Figures, with the command that measured them, when, and on what machine."""
     record = {
         "command": command,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(threads),
-        "bars": [asdict(bar) for bar in bars],
-        **more,
+        **figures,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")

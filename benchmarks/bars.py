@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -105,7 +106,8 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     bars = [*time_bars(), *peer_bars(), *memory_bars(), *([] if arguments.quick else million_bars()), import_bar()]
     show(bars, f"{THREADS} threads, float32, forward and backward; 2 heads of 32, 128 features")
-    keep(bars, arguments.output, "python benchmarks/bars.py" + (" --quick" if arguments.quick else ""), THREADS)
+    command = "python benchmarks/bars.py" + (" --quick" if arguments.quick else "")
+    keep(arguments.output, command, THREADS, bars=[asdict(bar) for bar in bars])
     sys.exit(0 if all(bar.passed for bar in bars) else 1)
 
 

@@ -11,25 +11,23 @@ Run it on an idle machine, where it takes about 2 minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from bar import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel
 
 import skyformer.hf
-from skyformer.bench.measure import describe_machine
 from skyformer.errors import SkyformerError
 
 ATTENTIONS = ("skyformer", "skyformer-softmax", "kernelized", "sdpa")
@@ -160,17 +158,10 @@ def main() -> None:
     taken = measure(arguments.length, arguments.layers, arguments.repeats)
     results = judge(taken)
     show(results, arguments.length, arguments.layers, arguments.threads)
-    record = {
-        "command": shlex.join(["python", "benchmarks/huggingface.py", *sys.argv[1:]]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(arguments.threads),
-        "length": arguments.length,
-        "layers": arguments.layers,
-        "results": [{**asdict(r), "passed": r.passed} for r in results],
-        "seconds": taken,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    command = shlex.join(["python", "benchmarks/huggingface.py", *sys.argv[1:]])
+    sizes = {"length": arguments.length, "layers": arguments.layers}
+    judged = [{**asdict(r), "passed": r.passed} for r in results]
+    keep(arguments.output, command, arguments.threads, **sizes, results=judged, seconds=taken)
     sys.exit(0 if all(r.passed for r in results) else 1)
 
 

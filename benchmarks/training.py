@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -212,7 +213,7 @@ def main() -> None:
         bars, seconds = bars + text_bars, seconds | text_seconds
     show(bars, f"training, float32, {THREADS} threads")
     command = " ".join(["python benchmarks/training.py", *sys.argv[1:]])
-    keep(bars, arguments.output, command, THREADS, seconds=seconds)
+    keep(arguments.output, command, THREADS, bars=[asdict(bar) for bar in bars], seconds=seconds)
     sys.exit(0 if all(bar.passed for bar in bars) else 1)
 
 

@@ -10,23 +10,21 @@ after a warm-up. Writes results/training_step.json. Run it on an idle machine.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from bar import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from skyformer import SequenceClassifier
-from skyformer.bench.measure import describe_machine
 from skyformer.errors import SkyformerError
 
 THREADS, BATCH, LENGTH, VOCAB = 2, 4, 4096, 256
@@ -143,15 +141,9 @@ def main() -> None:
     taken = measure(arguments.repeats, arguments.padded)
     results = judge(taken)
     show(results, arguments.padded)
-    record = {
-        "command": " ".join(["python benchmarks/training_step.py", *sys.argv[1:]]),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(THREADS),
-        "results": [{**asdict(r), "passed": r.passed} for r in results],
-        "seconds": taken,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    command = " ".join(["python benchmarks/training_step.py", *sys.argv[1:]])
+    judged = [{**asdict(r), "passed": r.passed} for r in results]
+    keep(arguments.output, command, THREADS, results=judged, seconds=taken)
     sys.exit(0 if all(r.passed for r in results) else 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,13 @@ def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return CommandLine(monkeypatch, capsys, "demo")
 
 
-def test_both_are_trained_compared_and_kept(demo: CommandLine, tmp_path: Path) -> None:
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys, "evaluate")
+
+
+def test_both_are_trained_compared_and_kept(demo: CommandLine, evaluate: CommandLine, tmp_path: Path) -> None:
+    tmp_path = tmp_path / "my runs"
     done = demo("--output", tmp_path, *SMALL)
     assert done.code == 0, done.errors
     figures = json.loads((tmp_path / "demo.json").read_text())
@@ -35,9 +42,10 @@ def test_both_are_trained_compared_and_kept(demo: CommandLine, tmp_path: Path) -
         assert [point["step"] for point in figure["dev_curve"]] == [2, 4]
         assert f"{100 * result.test_accuracy:.2f}" in done.output
         assert figure["milliseconds_a_step"] > 0
-    words = " ".join(done.output.split())
-    assert "up to 64 tokens are short" in words
-    assert "skyformer evaluate" in words
+    assert "up to 64 tokens are short" in " ".join(done.output.split())
+    (advised,) = [line.partition("skyformer evaluate ")[2] for line in done.output.splitlines() if "evaluate" in line]
+    evaluated = evaluate(*shlex.split(advised))
+    assert evaluated.code == 0, evaluated.errors
     assert 0.1 <= figures["chance"] < 0.6
     assert "reduced" in done.output
     assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.png", "demo.svg"}

@@ -119,6 +119,12 @@ def test_an_interrupt_says_how_to_go_on(
     assert "skyformer train" not in err
     found, out, _ = skyformer(*command)
     assert "going on from" in out
+    _, out, err = skyformer(*command, "--fresh")
+    assert "going on from" not in out
+    assert "nothing was measured yet" in " ".join(err.split()), "the record that is there is that of the last command"
+    allowed = iter([True])
+    _, _, err = skyformer(*command, "--fresh")
+    assert "the same command without --fresh goes on" in " ".join(err.split())
 
 
 def test_an_interrupt_while_figures_are_drawn_is_told_too(
@@ -136,6 +142,7 @@ def test_an_interrupt_while_figures_are_drawn_is_told_too(
 
 def test_a_log_gets_a_line_now_and_then(skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     small = ["--features", "4", "--gammas", "0.1"]
+    monkeypatch.setattr("skyformer.cli.study.SECONDS_BETWEEN_LINES", 3600)
     _, _, err = skyformer("study", "approximation", "--small", *inputs, *small, "--output", tmp_path / "quick")
     assert "approximation: " not in err
     monkeypatch.setattr("skyformer.cli.study.SECONDS_BETWEEN_LINES", 0)

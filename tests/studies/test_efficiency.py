@@ -57,7 +57,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def small_options(data_dir: str, length: int) -> Options:
     return Options(
-        tasks=("listops",), attentions=("skyformer",), length=length, rounds=1, listops_limit=1000, data_dir=data_dir
+        tasks=("listops",),
+        attentions=("skyformer",),
+        length=length,
+        rounds=1,
+        memory=1.0,
+        listops_limit=1000,
+        data_dir=data_dir,
     )
 
 
@@ -103,8 +109,8 @@ def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
 
 def test_a_process_killed_by_the_system_did_not_fit_and_any_other_failure_is_told() -> None:
     assert read_outcome(-signal.SIGKILL, "", "", by_system=True) is None
-    no_memory = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried ..."
-    assert read_outcome(1, "", no_memory, by_system=False) is None
+    for no_memory in ("DefaultCPUAllocator: can't allocate memory: you tried ...", "could not create a primitive"):
+        assert read_outcome(1, "", f"RuntimeError: {no_memory}", by_system=False) is None
     with refused(TrainingError, "KeyError: 'x'"):
         read_outcome(1, "", "Traceback\nKeyError: 'x'", by_system=False)
     for number in (signal.SIGSEGV, signal.SIGKILL):
@@ -125,6 +131,7 @@ def test_the_process_trains_what_it_is_asked_to(request_of: Request, monkeypatch
     models: list[torch.nn.Module] = []
     original = fresh_steps.training_step
     monkeypatch.setattr(fresh_steps, "allow_more", lambda more: None)
+    monkeypatch.setattr(fresh_steps, "check_peak", lambda added, may_add: None)
     monkeypatch.setattr(fresh_steps, "time_steps", lambda step, batches, budget: ([step(batches[0]) or 1.0], [1]))
     monkeypatch.setattr(fresh_steps, "training_step", lambda m, config: models.append(m) or original(m, config))
     for materialised in (True, False):
@@ -195,8 +202,12 @@ def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, mo
     shown = {table.title: table for table in Efficiency.tables({cell: result})}
     assert shown["Seconds a step, batches padded"].rows == [[MATERIALISED, "~12"]]
     (row,) = shown["Steps that did not fit in memory"].rows
-    assert "GB with 32 or 16 examples" in row[3]
-    assert row[4] == "8 of 32 examples"
+    assert row[3] == "0"
+    assert "GB with 32 or 16 examples" in row[4]
+    assert row[5] == "8 of 32 examples"
+    later = {cell: replace(result, did_not_fit=()), replace(cell, round=1): result}
+    shown = {table.title: table for table in Efficiency.tables(later)}
+    assert [row[3] for row in shown["Steps that did not fit in memory"].rows] == ["1"]
 
 
 def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +379,7 @@ def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
 def test_a_process_of_steps_ends_with_a_study_that_is_killed() -> None:
     child = (
-        "import time; from skyformer.studies.memory import end_with_parent; end_with_parent(); "
+        "import time; from skyformer.studies.memory import die_with_parent; die_with_parent(); "
         "print('up', flush=True); time.sleep(60)"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

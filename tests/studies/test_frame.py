@@ -170,7 +170,11 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     assert make_options(Squares, small=False, given={"seeds": "3, 4", "power": "0.5", "note": "n"}) == Options(
         (3, 4), 0.5, "n"
     )
-    assert make_options(Squares, small=False, given={"seeds": " "}).seeds == (), "none"
+    for text in (" ", "none"):
+        assert make_options(Squares, small=False, given={"seeds": text}).seeds == ()
+    assert make_options(Squares, small=False, given={"note": "none"}).note is None
+    with refused(InputError, "--power", "a number", "'none'"):
+        make_options(Squares, small=False, given={"power": "none"})
     with refused(InputError, "--seeds", "whole number", "'1,b'"):
         make_options(Squares, small=False, given={"seeds": "1,b"})
     with refused(InputError, "--power", "finite", "'nan'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def run_demo(output: Path, attentions: Sequence[str], steps: int | None, seed: i
     files = write_comparison(comparison, command, runs[0].environment.model_dump(mode="json"), output)
     print_table(comparison_table(comparison), [comparison.verdict(), *_at_this_length(configs), comparison.note])
     typer.echo(f"figures and plot: {', '.join(map(str, files))}")
-    typer.echo(f"the runs are there to go on with: skyformer evaluate {runs[0].folder} --data-dir {data_dir}")
+    again = shlex.join(["skyformer", "evaluate", str(runs[0].folder), "--data-dir", str(data_dir)])
+    typer.echo(f"the runs are there to go on with: {again}")
 
 
 def _at_this_length(configs: Sequence[RunConfig]) -> list[str]:

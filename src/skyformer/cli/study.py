@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ AnyStudy = type[Study[Any, Any, Any]]
 
 SECONDS_BETWEEN_LINES = 30
 """Of progress, where it is no bar."""
+
+NOTHING_YET = "nothing was measured yet; the same command begins again, and goes on with a run that was in training"
 
 Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
@@ -107,8 +110,9 @@ def _annotation(each: OptionField) -> Any:
 
 def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs: int, fresh: bool) -> None:
     path = record_path(study.name, folder)
+    before = _written(path)
     try:
-        if path.exists() and not fresh:
+        if before is not None and not fresh:
             typer.echo(f"going on from {path}")
         with _progress(study.name) as report:
             record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
@@ -117,15 +121,25 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs:
         raise MissingExtraError(str(error.name), "train") from error
     except (KeyboardInterrupt, InterruptedRunError) as stop:
         number = stop.signal_number if isinstance(stop, InterruptedRunError) else signal.SIGINT
-        advice = f"the same command goes on from {path}" if path.exists() else "nothing was measured yet"
+        kept = _written(path) not in ((before, None) if fresh else (None,))
+        advice = _how_to_go_on(path, fresh) if kept else NOTHING_YET
         raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; {advice}", number) from None
+
+
+def _written(path: Path) -> int | None:
+    """When the record was last written; None if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _how_to_go_on(path: Path, fresh: bool) -> str:
+    """The same command with --fresh would forget what this one has measured."""
+    return f"the same command{' without --fresh' if fresh else ''} goes on from {path}"
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[Report]:
     """A bar on a terminal, and a line now and then in a log."""
-    console = Console()
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         yield _Lines(name)
         return
     columns = (
@@ -137,7 +151,7 @@ def _progress(name: str) -> Iterator[Report]:
         # What is measured now has the rest of the line, and is cut there.
         TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+    with Progress(*columns, transient=True, expand=True) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
 

@@ -67,8 +67,16 @@ def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, Colour]) -> None:
         _label_every_x(axis, panel)
     if panel.y_log:
         axis.set_yscale("log")
+        _label_plainly_within_a_decade(axis)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.grid(alpha=0.3)
+
+
+def _label_plainly_within_a_decade(axis: Any) -> None:
+    """Where a log axis has no power of ten to label, it labels what lies between, as 2.2 x 10^0."""
+    low, high = axis.get_ylim()
+    if high < 10 * low:
+        axis.yaxis.set_minor_formatter("{x:g}")
 
 
 def _label_every_x(axis: Any, panel: Panel) -> None:

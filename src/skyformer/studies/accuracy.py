@@ -238,9 +238,9 @@ def _mean(runs: Sequence[Result]) -> float | None:
 
 
 def _best(results: Mapping[Cell, Result], task: str) -> float | None:
-    """The highest mean among attentions none of whose runs is at chance."""
+    """The highest mean among attentions none of whose runs is at chance or diverged."""
     learnt = [runs for name in _attentions(results) if (runs := _of(results, task, name))]
-    means = [_mean(runs) for runs in learnt if not any(run.at_chance for run in runs)]
+    means = [_mean(runs) for runs in learnt if not any(run.at_chance or run.diverged for run in runs)]
     return max((mean for mean in means if mean is not None), default=None)
 
 

@@ -36,6 +36,9 @@ OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
 ResultT = TypeVar("ResultT")
 
+NONE = "none"
+"""How an option without a value, or with an empty list, is written."""
+
 Fact = str | int | float | None
 """What a study may say of its inputs."""
 
@@ -116,6 +119,8 @@ class OptionField:
     kind: type
     """The type of the value, or of its members."""
     many: bool
+    optional: bool
+    """Whether None is a value."""
     default: Any
     setting: Setting
 
@@ -124,9 +129,11 @@ class OptionField:
         return "--" + self.name.replace("_", "-")
 
     def read(self, text: str) -> Any:
-        """The value that a user's text stands for; an empty text is a list of none."""
-        if self.many and not text.strip():
+        """The value that a user's text stands for; an empty list is "none", as --help spells it, or nothing."""
+        if self.many and text.strip() in ("", NONE):
             return ()
+        if self.optional and text.strip() == NONE:
+            return None
         parts = [part.strip() for part in text.split(",")] if self.many else [text]
         try:
             values = tuple(self.kind(part) for part in parts)
@@ -150,7 +157,8 @@ def option_fields(options_type: type) -> list[OptionField]:
     found = []
     for each in fields(options_type):
         many, kind = _kind(hints[each.name])
-        found.append(OptionField(each.name, kind, many, each.default, each.metadata["setting"]))
+        optional = isinstance(hints[each.name], types.UnionType)
+        found.append(OptionField(each.name, kind, many, optional, each.default, each.metadata["setting"]))
     return found
 
 
@@ -175,5 +183,5 @@ def _kind(hint: Any) -> tuple[bool, type]:
 
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(str(each) for each in value) or "none"
-    return "none" if value is None else str(value)
+        return ",".join(str(each) for each in value) or NONE
+    return NONE if value is None else str(value)

@@ -494,16 +494,17 @@ def _yes(met: bool) -> str:
 def _not_fitting(results: Results) -> list[Table]:
     rows = [
         [
-            task,
-            kind,
-            attention,
+            cell.task,
+            cell.batches,
+            cell.attention,
+            str(cell.round),
             f"does not fit in {number(result.limit_gb)} GB with {' or '.join(map(str, result.did_not_fit))} examples",
             "nothing" if result.batch_size is None else f"{result.batch_size} of {result.whole_batch} examples",
         ]
-        for task, kind, attention in dict.fromkeys((c.task, c.batches, c.attention) for c in results)
-        if (result := find(results, task, kind, attention)) is not None and result.did_not_fit
+        for cell, result in results.items()
+        if result.did_not_fit
     ]
-    header = ["task", "batches", "attention", "what happened", "measured"]
+    header = ["task", "batches", "attention", "round", "what happened", "measured"]
     return [Table("Steps that did not fit in memory", header, rows)] if rows else []
 
 

@@ -24,7 +24,7 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.errors import TrainingError
 from skyformer.studies.memory import (
     allow_more,
-    end_with_parent,
+    die_with_parent,
     is_want_of_memory,
     killed_for_memory,
     peak_bytes,
@@ -207,7 +207,7 @@ def reference_seconds(repeats: int = 7) -> float:
 
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
-    end_with_parent()
+    die_with_parent()
     volunteer_to_be_killed()
     torch.set_num_threads(request.threads)
     print(json.dumps(asdict(take_steps(request))))

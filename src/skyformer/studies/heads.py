@@ -136,18 +136,22 @@ class HeadSource:
         """Passage number `seed`: (1, length) tokens, between the marks that the model knows."""
         self.check_passage(length, seed)
         first, last = self._marks
-        inner = length - len(first) - len(last)
+        inner = self._between_marks(length)
         return torch.tensor([[*first, *self._tokens[seed * inner : (seed + 1) * inner], *last]])
 
     def check_passage(self, length: int, seed: int) -> None:
         """That the text is long enough for passage number `seed`."""
-        first, last = self._marks
-        inner = length - len(first) - len(last)
+        inner = self._between_marks(length)
         if inner < 1 or len(self._tokens) < (seed + 1) * inner:
             raise DataError(
                 f"the text {self.text_name} has {len(self._tokens):,} tokens, but passage {seed} of {length:,} ends at "
-                f"token {(seed + 1) * inner:,}; give a longer text with --text, fewer seeds, or shorter lengths"
+                f"token {(seed + 1) * inner:,}; give a longer text with --text, shorter lengths, or passages of "
+                "smaller numbers (--seeds, --held-out)"
             )
+
+    def _between_marks(self, length: int) -> int:
+        first, last = self._marks
+        return length - len(first) - len(last)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 import signal
 import sys
 from contextlib import suppress
@@ -14,8 +13,16 @@ from skyformer.errors import SkyformerError
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
 _PARENT_DEATH_SIGNAL = 1
-_NO_MEMORY = ("MemoryError", "allocate memory", "bad_alloc", "out of memory")
-"""What Python, torch and the libraries below it say when an allocation fails."""
+_NO_MEMORY = (
+    "MemoryError",
+    "allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "could not create a primitive",
+    "could not create a memory object",
+    "Thread creation failed",
+)
+"""What Python, torch and the libraries below it (oneDNN, OpenMP) say when an allocation fails."""
 
 
 def return_free_memory() -> None:
@@ -38,6 +45,8 @@ def peak_bytes() -> int:
     """The most that this process has held since the last `reset_peak`."""
     if _STATUS.exists():
         return _status_bytes("VmHWM")
+    import resource
+
     # Outside Linux the peak cannot be reset; macOS counts in bytes.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
@@ -54,6 +63,8 @@ def allow_more(more: int) -> None:
     """From now on this process may allocate `more` bytes beyond what it has; then allocating fails, which can be
     caught, where the system would otherwise kill. Linux only, elsewhere nothing happens."""
     if _STATUS.exists():
+        import resource
+
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = _status_bytes("VmData") + more
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
@@ -79,7 +90,7 @@ def volunteer_to_be_killed() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def end_with_parent() -> None:
+def die_with_parent() -> None:
     """If the process that started this one is killed, this one is not to go on without it; Linux only."""
     control = getattr(ctypes.CDLL(None), "prctl", None)
     if control is not None:

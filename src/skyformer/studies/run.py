@@ -101,8 +101,8 @@ def _side_by_side(
                 raise failure
         except BrokenProcessPool as error:
             raise TrainingError(
-                "a worker of the study was killed, perhaps for want of memory; the same command goes on, with fewer "
-                "--jobs if need be"
+                "a worker of the study was killed, perhaps for want of memory; the same command goes on (without "
+                "--fresh), with fewer --jobs if need be"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

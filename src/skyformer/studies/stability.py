@@ -394,8 +394,8 @@ def _seed_table(scores: Mapping[Cell, Result]) -> Table:
                 rows.append([TASK_TITLES[task], TITLES[attention], title, *map(_one_by_one, found)])
     header = ["Task", "Model", "f with", "mean of ratios", "ratio of means"]
     note = (
-        "tau to softmax's after the final norm, a number a seed: the ratios of single steps averaged, as the paper "
-        "does it, and the ratio of the averages over steps."
+        "tau to softmax's after the final norm, a number a seed in ascending order: the ratios of single steps "
+        "averaged, as the paper does it, and the ratio of the averages over steps."
     )
     return Table("Seed by seed", header, rows, note)
 
@@ -446,8 +446,9 @@ def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
 
 
 def _with_baseline(scores: Mapping[Cell, Result], task: str, attention: str) -> list[tuple[Result, Result]]:
+    """Pairs of results, by seed."""
     found = []
-    for cell, result in scores.items():
+    for cell, result in sorted(scores.items(), key=lambda item: item[0].seed):
         baseline = scores.get(Cell(SCORE, task, BASELINE, cell.seed, None))
         if (cell.task, cell.attention) == (task, attention) and baseline is not None:
             found.append((result, baseline))
