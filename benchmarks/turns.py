@@ -4,16 +4,18 @@
     python benchmarks/turns.py --data-dir DATA [--tasks text,image] [--turns 5]
 
 The study of efficiency measures each attention in a process of its own, minutes apart, and a machine that others use
-changes its speed by more than these attentions differ. Here all of them take the same step one after the other, in an
-order that moves on by one each turn, at the paper's settings on the batches of that study. The time of a step is the
-median over turns, on batches of similar lengths the mean of those of five batches. Pathfinder as prepared with
---limit 3000. Float32 on 2 threads. Writes results/turns.json after every task. Run it on an idle machine.
+changes its speed by more than these attentions differ. Here all of them take the same step one after the other, in a
+random order, at the paper's settings on the batches of that study. Before each step freed memory is given back to the
+system: what the step before leaves in the heap would decide how much of the next one's is there already. The time of a
+step is the median over turns, on batches of similar lengths the mean of those of five batches. Pathfinder as prepared
+with --limit 3000. Float32 on 2 threads. Writes results/turns.json after every task. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 import sys
 import time
@@ -28,6 +30,7 @@ from skyformer.errors import TrainingError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import task_spec
 from skyformer.studies.efficiency import FASTER_BY, PADDED, SIMILAR, choose_batches
+from skyformer.studies.memory import return_free_memory
 from skyformer.studies.tasks import run_config, study_data
 from skyformer.training.building import Trainee
 
@@ -53,10 +56,11 @@ def take_turns(task: str, kind: str, turns: int, data_dir: Path | None) -> dict[
     for name, trainee in trainees.items():
         checked_step(trainee, warm_up, name)
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in trainees}
-    for turn in range(turns):
-        names = [*ATTENTIONS[turn % len(ATTENTIONS) :], *ATTENTIONS[: turn % len(ATTENTIONS)]]
+    order = random.Random(SEED)
+    for _ in range(turns):
         for number, batch in enumerate(batches):
-            for name in names:
+            for name in order.sample(ATTENTIONS, len(ATTENTIONS)):
+                return_free_memory()
                 start = time.perf_counter()
                 checked_step(trainees[name], batch, name)
                 seconds[name][number].append(round(time.perf_counter() - start, 4))
