@@ -28,8 +28,7 @@ from bar import Bar, at_most, keep, show
 
 from skyformer.errors import TrainingError
 from skyformer.lra.batching import Batch
-from skyformer.lra.tasks import task_spec
-from skyformer.studies.efficiency import FASTER_BY, PADDED, SIMILAR, choose_batches
+from skyformer.studies.efficiency import FASTER_BY, choose_batches, kinds_of
 from skyformer.studies.memory import return_free_memory
 from skyformer.studies.tasks import run_config, study_data
 from skyformer.training.building import Trainee
@@ -77,10 +76,6 @@ def judge(task: str, kind: str, seconds: dict[str, list[list[float]]]) -> Bar:
     ours = times.pop(OURS)
     fastest = min(times, key=lambda name: times[name])
     return at_most(f"{task}, {kind}: {OURS} / {fastest}", ours / times[fastest], FASTER_BY)
-
-
-def kinds_of(task: str) -> Sequence[str]:
-    return (PADDED,) if task_spec(task).image_side is not None else (PADDED, SIMILAR)
 
 
 def main() -> None:

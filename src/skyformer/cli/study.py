@@ -121,7 +121,8 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs:
         raise MissingExtraError(str(error.name), "train") from error
     except (KeyboardInterrupt, InterruptedRunError) as stop:
         number = stop.signal_number if isinstance(stop, InterruptedRunError) else signal.SIGINT
-        kept = _written(path) not in ((before, None) if fresh else (None,))
+        now = _written(path)
+        kept = now is not None and not (fresh and now == before)
         advice = _how_to_go_on(path, fresh) if kept else NOTHING_YET
         raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; {advice}", number) from None
 

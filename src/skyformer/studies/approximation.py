@@ -33,7 +33,7 @@ from skyformer.studies.base import check_each, option
 from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
+from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile, yes_or_no
 
 RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
     "nystromformer": lambda d: {"num_landmarks": d},
@@ -451,7 +451,7 @@ def _claims(results: Mapping[Cell, Result]) -> list[Table]:
 
 def _verdicts(uniform: float, probe: float, few: float) -> list[str]:
     ratio = probe / uniform if uniform > 0 else 1.0
-    return [number(ratio), "yes" if ratio <= 1 / 3 else "no", "yes" if few < uniform else "no"]
+    return [number(ratio), yes_or_no(ratio <= 1 / 3), yes_or_no(few < uniform)]
 
 
 def _lines(chosen: Mapping[str, Mapping[int, Result]]) -> list[Series]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from skyformer.attention import list_attentions
-from skyformer.checks import check_at_least
+from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.studies.base import Fact, Study, check_names, option
@@ -40,7 +40,7 @@ from skyformer.studies.memory import free_bytes
 from skyformer.studies.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number
+from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, yes_or_no
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -165,10 +165,9 @@ class Efficiency(Study[Options, Cell, Result]):
         check_names("attention", options.attentions, list_attentions())
         check_names("kind of batches", options.batches, (PADDED, SIMILAR))
         check_at_least("--rounds", options.rounds, 1)
-        if not options.seconds > 0:
-            raise InputError(f"--seconds must be above 0; got {options.seconds:g}")
-        if options.memory is not None and not options.memory > 0:
-            raise InputError(f"--memory must be above 0 GB; got {options.memory:g}")
+        check_positive("--seconds", options.seconds)
+        if options.memory is not None:
+            check_positive("--memory, in GB,", options.memory)
 
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that what is missing is told before anything is measured."""
@@ -185,13 +184,10 @@ class Efficiency(Study[Options, Cell, Result]):
         return [
             Cell(task, self._config(task, "softmax").task.longest, batches, attention, number)
             for task in self.options.tasks
-            for batches in self._kinds(task)
+            for batches in kinds_of(task, self.options.batches)
             for number in range(self.options.rounds)
             for attention in ((MATERIALISED,) if number == 0 else ()) + self.options.attentions
         ]
-
-    def _kinds(self, task: str) -> Sequence[str]:
-        return (PADDED,) if task_spec(task).image_side is not None else self.options.batches
 
     def measure(self, cell: Cell) -> Result:
         config = self._config(cell.task, "softmax" if cell.attention == MATERIALISED else cell.attention)
@@ -258,6 +254,11 @@ class Efficiency(Study[Options, Cell, Result]):
         return [figure for figure in drawn if figure.panels]
 
 
+def kinds_of(task: str, kinds: Sequence[str] = (PADDED, SIMILAR)) -> Sequence[str]:
+    """Images are of one length: padded batches stand for both kinds."""
+    return (PADDED,) if task_spec(task).image_side is not None else kinds
+
+
 def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
     """What a cell trains on: a batch to warm up with, then those that are timed."""
     from skyformer.lra.batching import TrainingBatches, collate
@@ -315,8 +316,7 @@ def find(results: Results, task: str, kind: str, attention: str) -> Result | Non
 
 
 def find_rounds(results: Results, task: str, kind: str, attention: str) -> dict[int, Result]:
-    """A task whose examples have one length was measured once for both kinds of batches."""
-    wanted = (task, PADDED if task_spec(task).image_side is not None else kind, attention)
+    wanted = (task, *kinds_of(task, (kind,)), attention)
     return {c.round: r for c, r in results.items() if (c.task, c.batches, c.attention) == wanted}
 
 
@@ -460,7 +460,7 @@ def _against_paper(results: Results, task: str, kind: str, quantity: Quantity, c
     papers = paper_ratio(results, task, "skyformer", column)
     if ours is None or papers is None:
         return []
-    return [number(ours), number(papers), _yes(ours < papers)]
+    return [number(ours), number(papers), yes_or_no(ours < papers)]
 
 
 def _against_fastest(results: Results, task: str, kind: str) -> list[str]:
@@ -476,7 +476,7 @@ def _against_fastest(results: Results, task: str, kind: str) -> list[str]:
         return ["-", "-", "-", "-"]
     fastest = min(times, key=lambda attention: times[attention])
     share = own / times[fastest]
-    return [fastest, number(share), _range_over_rounds(results, task, kind, fastest), _yes(share <= FASTER_BY)]
+    return [fastest, number(share), _range_over_rounds(results, task, kind, fastest), yes_or_no(share <= FASTER_BY)]
 
 
 def _range_over_rounds(results: Results, task: str, kind: str, other: str) -> str:
@@ -485,10 +485,6 @@ def _range_over_rounds(results: Results, task: str, kind: str, other: str) -> st
     both = [(own[each].step_seconds(), others[each].step_seconds()) for each in own.keys() & others.keys()]
     shares = [a / b for a, b in both if a and b]
     return f"{number(min(shares))} to {number(max(shares))}" if len(shares) > 1 else "-"
-
-
-def _yes(met: bool) -> str:
-    return "yes" if met else "no"
 
 
 def _not_fitting(results: Results) -> list[Table]:

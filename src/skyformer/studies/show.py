@@ -75,6 +75,10 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def yes_or_no(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
 def number(x: float | None) -> str:
     """Three significant digits, in a form that stays short: 0.0312, 1.05, 31.2, 1,230, 2.1e-05."""
     if x is None:

@@ -32,7 +32,7 @@ from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.paper import TASK_TITLES
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Panel, Series, Table, number
+from skyformer.studies.show import Figure, Panel, Series, Table, number, yes_or_no
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -409,7 +409,7 @@ def _claims(results: Mapping[Cell, Result]) -> list[Table]:
 def _slower(by_task: Mapping[str, Result], slow: str, fast: str) -> list[str]:
     left, right = (by_task[task].effective_rank[0] or 0.0 for task in (slow, fast))
     claim = f"the output decays slower on {TASK_TITLES[slow]} than on {TASK_TITLES[fast]}"
-    return [claim, number(left), number(right), "yes" if left > right else "no"]
+    return [claim, number(left), number(right), yes_or_no(left > right)]
 
 
 def _better_condition(title: str, result: Result, softmax: str) -> list[str]:
@@ -418,7 +418,7 @@ def _better_condition(title: str, result: Result, softmax: str) -> list[str]:
     texts = [_score_texts(result, name)[-2] for name in ("C", softmax)]
     ours, its = (result.condition[place] for place in places)
     open_ = ours is None or its is None or all(result.singular[place] > 0.5 for place in places)
-    verdict = "both singular" if open_ else "yes" if (ours or 0.0) < (its or 0.0) else "no"
+    verdict = "both singular" if open_ else yes_or_no((ours or 0.0) < (its or 0.0))
     return [f"C is better conditioned than {softmax} on {title}", *texts, verdict]
 
 

@@ -461,7 +461,7 @@ def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
         [_quotients(getattr(own, name), getattr(its, name)) for own, its in pairs]
         for name in (normed("noise"), "update", "size")
     ]
-    together = [value for some in share for value in some if math.isfinite(value)]
+    together = _finite(share)
     shares = [f"{100 * f(together):.2f} %" if together else "-" for f in (median, min)]
     return [*shares, *map(_median, ratios)]
 
@@ -471,8 +471,12 @@ def _quotients(above: Sequence[float | None], below: Sequence[float | None]) -> 
     return [math.inf if a is None or not b else a / b for a, b in zip(above, below, strict=True)]
 
 
+def _finite(values: Sequence[Sequence[float]]) -> list[float]:
+    return [value for some in values for value in some if math.isfinite(value)]
+
+
 def _median(values: Sequence[Sequence[float]]) -> str:
-    together = [value for some in values for value in some if math.isfinite(value)]
+    together = _finite(values)
     return number(quantile(together, 0.5)) if together else "-"
 
 
