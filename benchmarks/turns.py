@@ -28,8 +28,8 @@ from bar import Bar, at_most, keep, show
 
 from skyformer.errors import TrainingError
 from skyformer.lra.batching import Batch
+from skyformer.processes import release_free_memory
 from skyformer.studies.efficiency import FASTER_BY, choose_batches, kinds_of
-from skyformer.studies.memory import return_free_memory
 from skyformer.studies.tasks import run_config, study_data
 from skyformer.training.building import Trainee
 
@@ -59,7 +59,7 @@ def take_turns(task: str, kind: str, turns: int, data_dir: Path | None) -> dict[
     for _ in range(turns):
         for number, batch in enumerate(batches):
             for name in order.sample(ATTENTIONS, len(ATTENTIONS)):
-                return_free_memory()
+                release_free_memory()
                 start = time.perf_counter()
                 checked_step(trainees[name], batch, name)
                 seconds[name][number].append(round(time.perf_counter() - start, 4))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError, UnsupportedError
-from skyformer.kernels import KERNELS
 from skyformer.landmarks import SAMPLERS
-from skyformer.products import dense_kernel_product
-from skyformer.solve import SOLVERS, SchulzSolver
+from skyformer.ops.kernels import KERNELS
+from skyformer.ops.products import dense_kernel_product
+from skyformer.ops.solve import SOLVERS, SchulzSolver
 from tests.attention.suite import backward, draw, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from skyformer import kernelized_attention, skyformer_attention
 from skyformer.errors import InputError, ShapeError, UnknownNameError
-from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import (
     SAMPLERS,
     Candidates,
@@ -32,6 +31,7 @@ from skyformer.landmarks import (
     query_share,
     segment_means,
 )
+from skyformer.ops.kernels import GaussianKernel
 from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 

@@ -18,8 +18,6 @@ from skyformer.checks import (
     check_query_key_value,
 )
 from skyformer.errors import UnsupportedError
-from skyformer.fused import fused_gaussian_attention, fused_gaussian_available
-from skyformer.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms
 from skyformer.landmarks import (
     Candidates,
     CustomSampler,
@@ -32,9 +30,11 @@ from skyformer.landmarks import (
     landmark_rows,
     take_rows,
 )
-from skyformer.precision import at_least_float32
-from skyformer.products import MEMORY_BUDGET, gram_matrix, kernel_product
-from skyformer.solve import Solver, get_solver, regularized_solve
+from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
+from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms
+from skyformer.ops.precision import at_least_float32
+from skyformer.ops.products import MEMORY_BUDGET, gram_matrix, kernel_product
+from skyformer.ops.solve import Solver, get_solver, regularized_solve
 
 GAMMA = 1e-2
 """Default regularisation of the landmarks' kernel matrix; the paper's experiments use 0.1."""

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, ShapeError, UnknownNameError
-from skyformer.kernels import Kernel
-from skyformer.noise import draw_seed, uniform_noise
+from skyformer.ops.kernels import Kernel
+from skyformer.ops.noise import draw_seed, uniform_noise
 
 
 @dataclass(frozen=True)

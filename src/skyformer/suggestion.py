@@ -28,7 +28,6 @@ from torch import Tensor
 from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value, check_scale
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.functional import GAMMA, skyformer_attention
-from skyformer.kernels import Kernel, get_kernel
 from skyformer.landmarks import (
     Candidates,
     CustomSampler,
@@ -40,7 +39,8 @@ from skyformer.landmarks import (
     landmark_rows,
     take_rows,
 )
-from skyformer.noise import draw_seed, uniform_noise
+from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.noise import draw_seed, uniform_noise
 
 NUM_SAMPLES = 256
 """Rows, and columns, of the score matrix that the error is estimated on."""

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from skyformer.attention import Attention, Promise, build_attention
+from skyformer.attention.multihead import MultiheadAttention
 from skyformer.errors import UnsupportedError
-from skyformer.multihead import MultiheadAttention
 
 HEADS = 2
 

@@ -14,7 +14,7 @@ from skyformer.attention import performer
 from skyformer.attention.performer import PerformerAttention, draw_projection, performer_attention
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.functional import softmax_attention
-from skyformer.noise import draw_seed
+from skyformer.ops.noise import draw_seed
 from tests.attention.suite import AttentionSuite, relative_error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.report.demo import typical_step
+from skyformer.studies.demo import typical_step
 from skyformer.training import open_run
 from skyformer.training.runs import MetricRow
 from tests.cli.typed import CommandLine

@@ -27,7 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 @pytest.fixture(autouse=True)
 def _one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """The formats are tested with the report; drawing is most of the time here."""
-    monkeypatch.setattr("skyformer.report.study_figures.FORMATS", ("svg",))
+    monkeypatch.setattr("skyformer.report.figures.FORMATS", ("svg",))
 
 
 @pytest.fixture

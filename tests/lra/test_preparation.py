@@ -19,7 +19,7 @@ from skyformer.lra import load_task, preparation, prepare
 from skyformer.lra.download import OfficialSource
 from skyformer.lra.storage import MANIFEST, STAGING
 from skyformer.lra.tasks import Split
-from skyformer.lra.workers import end_with_parent
+from skyformer.processes import end_with_parent
 
 from .stand_ins import cifar_files, pair_files, review_files, write_folder, write_tar
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyformer import list_attentions
 from skyformer.lra.tasks import TASKS
-from skyformer.studies.paper import ACCURACY, TASK_TITLES
+from skyformer.report.paper import ACCURACY, TASK_TITLES
 
 PRINTED_AVERAGES = {
     "softmax": 57.37,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from skyformer.errors import DataError, DivergedError, InterruptedRunError, UnknownNameError
+from skyformer.report.tables import Table
 from skyformer.studies import run_study
 from skyformer.studies.accuracy import FULL_BUDGET, Accuracy, Cell, Options, Result, thinned
-from skyformer.studies.show import Table
 from skyformer.training import fit, load_preset
 from tests.helpers import refused
 

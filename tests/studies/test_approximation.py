@@ -14,6 +14,7 @@ from skyformer import kernelized_attention, skyformer_attention, softmax_attenti
 from skyformer.errors import DataError, InputError
 from skyformer.functional import GAMMA
 from skyformer.landmarks import SAMPLERS
+from skyformer.report.tables import number
 from skyformer.studies import run_study
 from skyformer.studies.approximation import (
     RIVALS,
@@ -28,7 +29,6 @@ from skyformer.studies.approximation import (
 from skyformer.studies.base import make_options
 from skyformer.studies.heads import Heads, HeadSource
 from skyformer.studies.record import Record
-from skyformer.studies.show import number
 from tests.helpers import refused
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from skyformer.errors import DataError, InputError, UnknownNameError
-from skyformer.kernels import GaussianKernel
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.report.tables import number
 from skyformer.studies import run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.dimension import DIMENSION, DRAWS, SUGGESTION, Cell, Dimension, Options, Result
 from skyformer.studies.heads import HeadSource
 from skyformer.studies.record import Record
-from skyformer.studies.show import number
 from skyformer.studies.theorem import Completion, beta, loewner_gaps, nystrom, statistical_dimension
 from tests.helpers import refused
 

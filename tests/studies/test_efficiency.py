@@ -16,6 +16,7 @@ import torch
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.lra.batching import Batch
+from skyformer.processes import free_bytes
 from skyformer.studies import efficiency, fresh_steps, run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.efficiency import (
@@ -42,7 +43,6 @@ from skyformer.studies.fresh_steps import (
     take_steps,
     time_steps,
 )
-from skyformer.studies.memory import free_bytes
 from skyformer.training.config import to_yaml
 from tests.helpers import refused, scattered_mask
 
@@ -99,7 +99,7 @@ def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
 def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
     request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_steps, "allow_more", lambda more: None)
+    monkeypatch.setattr(fresh_steps, "limit_added_memory", lambda more: None)
     monkeypatch.setattr(fresh_steps, "reset_peak", lambda: 10 * GB)
     for added, fits in ((GB, True), (GB + 1, False)):
         monkeypatch.setattr(fresh_steps, "peak_bytes", lambda added=added: 10 * GB + added)
@@ -130,7 +130,7 @@ def test_the_process_trains_what_it_is_asked_to(request_of: Request, monkeypatch
     """Softmax in either form takes the same steps."""
     models: list[torch.nn.Module] = []
     original = fresh_steps.training_step
-    monkeypatch.setattr(fresh_steps, "allow_more", lambda more: None)
+    monkeypatch.setattr(fresh_steps, "limit_added_memory", lambda more: None)
     monkeypatch.setattr(fresh_steps, "check_peak", lambda added, may_add: None)
     monkeypatch.setattr(fresh_steps, "time_steps", lambda step, batches, budget: ([step(batches[0]) or 1.0], [1]))
     monkeypatch.setattr(fresh_steps, "training_step", lambda m, config: models.append(m) or original(m, config))
@@ -379,7 +379,7 @@ def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
 def test_a_process_of_steps_ends_with_a_study_that_is_killed() -> None:
     child = (
-        "import time; from skyformer.studies.memory import die_with_parent; die_with_parent(); "
+        "import time; from skyformer.processes import die_with_parent; die_with_parent(); "
         "print('up', flush=True); time.sleep(60)"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

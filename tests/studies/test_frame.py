@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
+from skyformer.report.tables import number
 from skyformer.studies import list_studies, register_study, run_study, study_class
-from skyformer.studies.base import make_options, option_fields
+from skyformer.studies.base import make_options, option_fields, quantile
 from skyformer.studies.record import read_record, record_path, significant
-from skyformer.studies.show import number, quantile
 from tests.helpers import refused
 from tests.studies.toy import Cell, Options, Result, Squares
 

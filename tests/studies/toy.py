@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from skyformer.errors import UnknownNameError
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.show import Figure, Panel, Series, Table, number
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from skyformer.environment import installed_version
 from skyformer.errors import InputError, MissingExtraError
 from skyformer.training import ray_sweeps
-from skyformer.training.environment import installed_version
 from skyformer.training.ray_sweeps import Resources, look_around, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
 from skyformer.training.sweeps import Ending

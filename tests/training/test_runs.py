@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import skyformer
+from skyformer.environment import describe_environment
 from skyformer.errors import DataError, InputError
 from skyformer.training import documents, runs
-from skyformer.training.environment import describe_environment
 from skyformer.training.runs import (
     MetricRow,
     Run,

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Promise
+from skyformer.attention.ranks import Ranks
 from skyformer.attention.registry import register
 from skyformer.checks import (
     check_at_least,
@@ -33,9 +34,8 @@ from skyformer.checks import (
     check_query_key_value,
     check_scale,
 )
-from skyformer.noise import draw_seed, uniform_noise
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.ranks import Ranks
+from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 
 def bigbird_attention(

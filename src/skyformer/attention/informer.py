@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Promise
+from skyformer.attention.ranks import Ranks
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value
 from skyformer.functional import softmax_attention
 from skyformer.landmarks import take_rows
-from skyformer.noise import draw_seed, uniform_noise
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.ranks import Ranks
+from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 
 def informer_attention(

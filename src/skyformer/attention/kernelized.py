@@ -8,8 +8,8 @@ from skyformer.attention.base import Attention
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.functional import kernelized_attention
-from skyformer.kernels import Kernel, get_kernel
-from skyformer.products import MEMORY_BUDGET
+from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.products import MEMORY_BUDGET
 
 
 @register

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Promise
+from skyformer.attention.ranks import Ranks
 from skyformer.attention.registry import register
 from skyformer.checks import (
     check_at_least,
@@ -25,8 +26,7 @@ from skyformer.checks import (
     check_query_key_value,
 )
 from skyformer.errors import InputError, ShapeError
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.ranks import Ranks
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 
 def linformer_attention(

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Promise
+from skyformer.attention.ranks import Ranks
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value
 from skyformer.errors import InputError, ShapeError, UnsupportedError
 from skyformer.functional import softmax_attention
 from skyformer.landmarks import Landmarks, segment_means
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.ranks import Ranks
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 CONVOLUTION_BLOCK = 64
 """Tokens of the convolution that one small product yields."""

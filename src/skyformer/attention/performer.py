@@ -28,9 +28,9 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value
 from skyformer.errors import ShapeError, UnknownNameError
-from skyformer.kernels import half_norms
-from skyformer.noise import draw_seed
-from skyformer.precision import at_least_float32, without_autocast
+from skyformer.ops.kernels import half_norms
+from skyformer.ops.noise import draw_seed
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 CHUNK = 128
 """Tokens in a chunk of the causal form: inside it scores are formed, from chunk to chunk sums are carried."""

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Promise
 from skyformer.attention.registry import register
+from skyformer.attention.rows import Order, permute_rows
 from skyformer.checks import (
     check_at_least,
     check_mask,
@@ -37,9 +38,8 @@ from skyformer.checks import (
     check_scale,
 )
 from skyformer.errors import InputError, ShapeError
-from skyformer.noise import draw_seed, drawn_now
-from skyformer.precision import at_least_float32, without_autocast
-from skyformer.rows import Order, permute_rows
+from skyformer.ops.noise import draw_seed, drawn_now
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 SELF_SCORE = -1e9
 """The score of a token with itself: too low to matter beside any other, yet enough for one that is alone."""

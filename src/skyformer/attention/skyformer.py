@@ -11,10 +11,10 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import GAMMA, skyformer_attention
-from skyformer.kernels import Kernel, get_kernel
 from skyformer.landmarks import CustomSampler, Sampler, get_sampler
-from skyformer.products import MEMORY_BUDGET
-from skyformer.solve import Solver, get_solver
+from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.products import MEMORY_BUDGET
+from skyformer.ops.solve import Solver, get_solver
 
 
 @register

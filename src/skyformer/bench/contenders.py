@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention import attention_class, attention_options, build_attention, list_attentions
+from skyformer.attention.multihead import MultiheadAttention
 from skyformer.bench.inputs import make_tokens
 from skyformer.errors import InputError, UnknownNameError
-from skyformer.multihead import MultiheadAttention
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 

@@ -14,8 +14,8 @@ from skyformer.bench.contenders import Contender, Setting
 from skyformer.bench.measure import relative_error
 from skyformer.errors import SkyformerError
 from skyformer.functional import GAMMA, skyformer_attention
-from skyformer.kernels import GaussianKernel
-from skyformer.products import dense_kernel_product
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.ops.products import dense_kernel_product
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 2e-2}
 

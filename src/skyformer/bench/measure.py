@@ -19,7 +19,7 @@ from torch import Tensor
 from skyformer.bench.contenders import Contender, Job, Setting
 from skyformer.errors import SkyformerError
 from skyformer.functional import kernelized_attention, softmax_attention
-from skyformer.studies.memory import peak_bytes, reset_peak, return_free_memory
+from skyformer.processes import peak_bytes, release_free_memory, reset_peak
 
 SLOW_SECONDS = 5.0
 """A step that took longer than this in its fresh process is not run again: noise no longer matters."""
@@ -95,7 +95,7 @@ def measure_fresh(name: str, setting: Setting, threads: int) -> Fresh:
 def step_memory(job: Job) -> tuple[float, int]:
     """Seconds of one step, and the most bytes this process held during it beyond what it held before."""
     gc.collect()
-    return_free_memory()
+    release_free_memory()
     before = reset_peak()
     _, seconds = run_step(job)
     return seconds, max(0, peak_bytes() - before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -14,7 +15,7 @@ from skyformer.cli.sweep_actions import sweep_display
 from skyformer.errors import TrainingError
 from skyformer.lra.dataset import Task, load_task
 from skyformer.lra.preparation import prepare
-from skyformer.report.demo import Comparison, Side, chance_of, comparison_table, write_comparison
+from skyformer.studies.demo import Comparison, Side, chance_of, comparison_table, write_comparison
 from skyformer.training.config import RunConfig
 from skyformer.training.sweeps import plan, run_of, sweep
 
@@ -38,7 +39,7 @@ def run_demo(output: Path, attentions: Sequence[str], steps: int | None, seed: i
     runs = [run_of(config, runs_dir) for config in configs]
     comparison = Comparison(tuple(map(Side.of, runs)), chance_of(task))
     command = " ".join(["skyformer", *sys.argv[1:]])
-    files = write_comparison(comparison, command, runs[0].environment.model_dump(mode="json"), output)
+    files = write_comparison(comparison, command, asdict(runs[0].environment), output)
     print_table(comparison_table(comparison), [comparison.verdict(), *_at_this_length(configs), comparison.note])
     typer.echo(f"figures and plot: {', '.join(map(str, files))}")
     again = shlex.join(["skyformer", "evaluate", str(runs[0].folder), "--data-dir", str(data_dir)])

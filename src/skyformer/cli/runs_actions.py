@@ -13,12 +13,12 @@ from skyformer.attention import list_attentions
 from skyformer.cli.runs import Chosen, Format
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS
-from skyformer.report.curves import draw_curves
-from skyformer.report.formats import as_json, as_latex, means_csv, runs_csv
-from skyformer.report.tables import PaperLayout, run_remarks, runs_table, summary_table
 from skyformer.training.collect import RunRow, Summary, collect_runs, summarise
+from skyformer.training.curves import draw_curves
+from skyformer.training.formats import as_json, as_latex, means_csv, runs_csv
 from skyformer.training.presets import list_presets
 from skyformer.training.runs import runs_dir_or_default
+from skyformer.training.tables import PaperLayout, run_remarks, runs_table, summary_table
 
 _WIDE = 160
 

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, TrainingError
-from skyformer.report.study_files import write_report
-from skyformer.report.study_tables import as_markdown
+from skyformer.report.tables import as_markdown
 from skyformer.studies.base import OptionField, Study, make_options, option_fields
+from skyformer.studies.files import write_report
 from skyformer.studies.record import Record, read_record, record_path
 from skyformer.studies.registry import list_studies, study_class
 from skyformer.studies.run import Report, run_study

@@ -17,7 +17,7 @@ from skyformer.cli.sweep import ALL, Engine, WantedEngine, WantedRuns
 from skyformer.cli.train import Places
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS
-from skyformer.report.tables import duration, run_remarks, runs_table
+from skyformer.report.tables import duration
 from skyformer.training.collect import collect_runs
 from skyformer.training.config import RunConfig
 from skyformer.training.presets import DEFAULT_PRESET
@@ -34,6 +34,7 @@ from skyformer.training.sweeps import (
     step_of,
     sweep,
 )
+from skyformer.training.tables import run_remarks, runs_table
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 

@@ -12,10 +12,10 @@ import typer
 
 from skyformer.cli.train import Places, Wanted
 from skyformer.errors import InputError
+from skyformer.files import read_document
 from skyformer.lra.tasks import TASKS, Split
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
-from skyformer.training.documents import read_document
 from skyformer.training.prediction import Input, Prediction, Predictor
 from skyformer.training.presets import DEFAULT_PRESET, differing, load_preset, parse_overrides
 from skyformer.training.runs import Run, RunResult, open_run, runs_dir_or_default

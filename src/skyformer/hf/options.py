@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import GAMMA
-from skyformer.kernels import Kernel, SoftmaxKernel, get_kernel
 from skyformer.landmarks import CustomSampler, QuerySampler, Sampler, StratifiedSampler, UniformSampler, get_sampler
-from skyformer.products import MEMORY_BUDGET
-from skyformer.solve import Solver, get_solver
+from skyformer.ops.kernels import Kernel, SoftmaxKernel, get_kernel
+from skyformer.ops.products import MEMORY_BUDGET
+from skyformer.ops.solve import Solver, get_solver
 
 LOCAL_LAYERS = ("refuse", "sdpa")
 

@@ -37,7 +37,7 @@ from skyformer.lra.storage import (
     sweep,
 )
 from skyformer.lra.tasks import Split
-from skyformer.lra.workers import end_with_parent
+from skyformer.processes import end_with_parent
 
 GENERATED = "generated"
 DOWNLOADED = "official download"

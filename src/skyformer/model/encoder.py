@@ -14,7 +14,7 @@ from skyformer.model.config import ModelConfig, as_config
 from skyformer.model.dropout import Dropout
 from skyformer.model.embeddings import Embeddings
 from skyformer.model.storage import StoredModel
-from skyformer.noise import draw_seed
+from skyformer.ops.noise import draw_seed
 
 
 class SelfAttention(nn.Module):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from skyformer.checks import FLOAT_DTYPES
 from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.files import write_atomic
 from skyformer.model.config import ModelConfig
 
 FORMAT, VERSION = "skyformer", 1
@@ -54,8 +55,8 @@ class StoredModel(nn.Module):
             "weights_sha256": digest,
             "config": self.config.model_dump(),
         }
-        _write(target / _weights_name(digest), weights)
-        _write(target / CONFIG_FILE, (json.dumps(description, indent=2) + "\n").encode())
+        write_atomic(target / _weights_name(digest), weights)
+        write_atomic(target / CONFIG_FILE, (json.dumps(description, indent=2) + "\n").encode())
         for file in target.iterdir():
             if _WEIGHTS_FILE.fullmatch(file.name) and file.name != _weights_name(digest):
                 file.unlink()
@@ -99,19 +100,6 @@ def _to_bytes(state: Mapping[str, Tensor]) -> bytes:
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
     written: bytes = _safetensors().save(copies)
     return written
-
-
-def _write(file: Path, content: bytes) -> None:
-    """All of it or nothing: written beside its place, brought to the disk, and moved there in one step."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _read_description(file: Path, model: str) -> tuple[ModelConfig, str]:

@@ -1,1 +1,1 @@
-"""What results look like: tables, curves, and the paper's numbers to hold them against."""
+"""How results reach people: tables (Markdown, LaTeX, CSV, terminal), figures (PNG, SVG, PDF) and progress displays."""

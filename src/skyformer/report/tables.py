@@ -1,28 +1,179 @@
-"""Runs as tables in a terminal: all of them one by one, or seeds averaged in the layout of the paper's Table 1."""
+"""Tables as plain data, written as Markdown, LaTeX (booktabs), CSV, JSON, or for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from skyformer.studies.paper import ACCURACY, ACCURACY_BLOCKS, TASK_TITLES, PaperAccuracy
-from skyformer.training.collect import Cell, RunRow, Summary
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 NOTHING = "-"
-AVERAGE = "AVG"
+"""What a cell without a value shows."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header. `**text**` is bold in every format that has bold.
+
+    Args:
+        note: a sentence below the table.
+        groups: a line above the header; each pair is a text and the number of columns it spans.
+        rules: row numbers that have a horizontal rule above them (LaTeX and terminal).
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    groups: Sequence[tuple[str, int]] = ()
+    rules: Sequence[int] = ()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    '"': "''",
+    # After \\\\, LaTeX would read a bracket as an argument.
+    "[": "{[}",
+    "]": "{]}",
+}
+_BOLD = re.compile(r"\*\*(.+?)\*\*")
+
+
+def as_markdown(tables: Sequence[Table]) -> str:
+    """The tables as Markdown, one section per table."""
+    return "\n".join(_markdown(table) for table in tables)
+
+
+def _markdown(table: Table) -> str:
+    lines = [f"### {table.title}", ""]
+    header = _grouped_header(table)
+    lines.append(_markdown_row(header))
+    lines.append("|" + "---|" * len(header))
+    lines.extend(_markdown_row(row) for row in table.rows)
+    if table.note:
+        lines.extend(["", table.note])
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _grouped_header(table: Table) -> list[str]:
+    """The header with the name of its group before each column, because Markdown has only one header line."""
+    groups = [name for name, width in table.groups for _ in range(width)] or [""] * len(table.header)
+    return [f"{group} {column}".strip() for group, column in zip(groups, table.header, strict=True)]
+
+
+def as_latex(tables: Sequence[Table]) -> str:
+    """One `table` environment each; needs the package booktabs."""
+    return "\n".join(_latex(table) for table in tables)
+
+
+def _latex(table: Table) -> str:
+    width = len(table.header)
+    note = f"\n\\\\[2pt] {{\\footnotesize {escape(table.note)}}}" if table.note else ""
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{escape(table.title)}.}}",
+        r"\centering",
+        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
+        r"\toprule",
+        *([_latex_groups(table)] if table.groups else []),
+        _latex_row(table.header),
+        r"\midrule",
+        *(line for number, row in enumerate(table.rows) for line in _latex_lines(table, number, row)),
+        r"\bottomrule",
+        r"\end{tabular}" + note,
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_groups(table: Table) -> str:
+    return " & ".join(rf"\multicolumn{{{width}}}{{c}}{{{escape(name)}}}" for name, width in table.groups) + r" \\"
+
+
+def _latex_lines(table: Table, number: int, row: Sequence[str]) -> list[str]:
+    return [r"\midrule"] * (number in table.rules) + [_latex_row(row)]
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(escape(cell) for cell in cells) + r" \\"
+
+
+def escape(text: str) -> str:
+    """Text for LaTeX, with **bold** as \\textbf."""
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return _BOLD.sub(r"\\textbf{\1}", escaped)
+
+
+def as_csv(table: Table) -> str:
+    """The header and the rows as comma-separated values, without title, note and bold."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_grouped_header(table))
+    writer.writerows([_BOLD.sub(r"\1", cell) for cell in row] for row in table.rows)
+    return text.getvalue()
+
+
+def as_records(table: Table) -> list[dict[str, str]]:
+    """The rows as dictionaries by column, for JSON."""
+    header = _grouped_header(table)
+    return [dict(zip(header, (_BOLD.sub(r"\1", cell) for cell in row), strict=True)) for row in table.rows]
+
+
+def for_terminal(table: Table) -> RichTable:
+    """The table for `rich.print`: numbers to the right, title above, note below."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(
+        title=table.title or None,
+        caption=table.note or None,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title_justify="left",
+        caption_justify="left",
+    )
+    for number, column in enumerate(_grouped_header(table)):
+        shown.add_column(column, justify="right" if number else "left", overflow="fold")
+    for number, row in enumerate(table.rows):
+        if number in table.rules:
+            shown.add_section()
+        shown.add_row(*(Text(_BOLD.sub(r"\1", cell), style="bold" * bool(_BOLD.search(cell))) for cell in row))
+    return shown
+
+
+def yes_or_no(holds: bool) -> str:
+    return "yes" if holds else "no"
 
 
 def percent(share: float | None) -> str:
-    """An accuracy as the paper prints it."""
+    """A share of one as percent with two decimals, as the paper prints accuracies."""
     return NOTHING if share is None else f"{100 * share:.2f}"
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people to read."""
+    """A time that people can read: 3.2 s, 4 min 05 s, 2 h 10 min."""
     if seconds is None:
         return NOTHING
     minutes, rest = divmod(round(seconds), 60)
@@ -32,154 +183,12 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{seconds:.1f} s"
 
 
-def runs_table(rows: Sequence[RunRow]) -> Table:
-    """Every run in a line; `run_remarks` belong below it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("run", overflow="fold", min_width=16)
-    table.add_column("state", no_wrap=True)
-    for title in ("step", "dev %", "test %", "time"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("preset", min_width=9)
-    for row in rows:
-        table.add_row(*map(Text, _run_cells(row)))
-    return table
-
-
-def _run_cells(row: RunRow) -> tuple[str, ...]:
-    step = NOTHING if row.step is None else f"{row.step:,}/{row.steps:,}"
-    numbers = (percent(row.dev_accuracy), percent(row.test_accuracy), duration(row.seconds))
-    return (row.name, row.state, step, *numbers, _preset_mark(row))
-
-
-def _preset_mark(row: RunRow) -> str:
-    if row.preset is None:
+def number(x: float | None) -> str:
+    """Three significant digits in a short form: 0.0312, 1.05, 31.2, 1,230, 2.1e-05."""
+    if x is None:
         return NOTHING
-    marks = ["reduced"] * bool(row.preset_note) + ["changed"] * bool(row.changes or row.options)
-    return f"{row.preset} ({', '.join(marks)})" if marks else row.preset
-
-
-def run_remarks(rows: Sequence[RunRow]) -> list[str]:
-    """Why runs failed, what was changed in them, and how their presets depart from the paper."""
-    wrong = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
-    changed: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        for settings in (row.changes, row.options):
-            changed.setdefault(settings, []).append(row.name)
-    changes = [f"changed in {_some(names)}: {', '.join(key)}" for key, names in changed.items() if key]
-    notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
-    return [*wrong, *changes, *notes]
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One attention, with the options it was changed by, and its cells by task."""
-
-    attention: str
-    options: tuple[str, ...]
-    cells: dict[str, Cell]
-
-    @property
-    def title(self) -> str:
-        name = self.attention if self.paper is None else self.paper.title
-        return f"{name} ({', '.join(self.options)})" if self.options else name
-
-    @property
-    def paper(self) -> PaperAccuracy | None:
-        return ACCURACY.get(self.attention)
-
-    def average(self, tasks: Sequence[str]) -> float | None:
-        """The average of our means, if there is one for every task."""
-        if not all(task in self.cells for task in tasks):
-            return None
-        return sum(self.cells[task].mean for task in tasks) / len(tasks)
-
-
-class PaperLayout:
-    """A summary arranged as Table 1: a line an attention, in the paper's blocks, and a column a task."""
-
-    def __init__(self, summary: Summary, tasks: Collection[str] = (), attentions: Collection[str] = ()) -> None:
-        shown = set(tasks) or {row.task for row in summary.rows if row.task is not None}
-        self.summary = summary
-        self.tasks = [task for task in TASK_TITLES if task in shown]
-        self.has_average = len(self.tasks) > 1
-        self.titles = [TASK_TITLES[task] for task in self.tasks] + [AVERAGE] * self.has_average
-        self.counts = {len(cell.rows) for cell in summary.cells}
-        blocks = [[line for name in block for line in self._lines(name)] for block in self._blocks(attentions)]
-        self.blocks = [block for block in blocks if block]
-
-    def _blocks(self, attentions: Collection[str]) -> list[list[str]]:
-        blocks = [[row.attention for row in block] for block in ACCURACY_BLOCKS]
-        blocks.append(sorted({cell.attention for cell in self.summary.cells} - set(ACCURACY)))
-        return [[name for name in block if not attentions or name in attentions] for block in blocks]
-
-    def _lines(self, attention: str) -> list[Line]:
-        """A line for each choice of options; without any run, one for the paper's numbers."""
-        found: dict[tuple[str, ...], dict[str, Cell]] = {}
-        for cell in self.summary.cells:
-            if cell.attention == attention:
-                found.setdefault(cell.options, {})[cell.task] = cell
-        return [Line(attention, options, found[options]) for options in sorted(found)] or [Line(attention, (), {})]
-
-    def ours(self, line: Line) -> list[str]:
-        """Mean and spread for each column."""
-        cells = [self._mean_and_spread(line.cells.get(task)) for task in self.tasks]
-        return cells + [percent(line.average(self.tasks))] * self.has_average
-
-    def _mean_and_spread(self, cell: Cell | None) -> str:
-        if cell is None:
-            return NOTHING
-        spread = "" if cell.spread is None else f"±{percent(cell.spread)}"
-        count = f" [{len(cell.rows)}]" if len(self.counts) > 1 else ""
-        return f"{percent(cell.mean)}{spread}{count}"
-
-    def papers(self, line: Line) -> list[str]:
-        """The paper's number for each column; its average is over the same tasks."""
-        if line.paper is None:
-            return [NOTHING] * len(self.titles)
-        numbers = [line.paper.on(task) for task in self.tasks]
-        return [f"{number:.2f}" for number in numbers + [line.paper.average(self.tasks)] * self.has_average]
-
-    @property
-    def title(self) -> str:
-        return f"Test accuracy in %, {describe(self.summary)}"
-
-    def remarks(self) -> list[str]:
-        """What the numbers must be read with."""
-        average = "; AVG is over the tasks shown" if self.has_average else ""
-        notes = [f"{task} is {note}" for task, note in self.summary.notes]
-        left_out = [f"{row.name} ({row.state})" for row in self.summary.left_out]
-        return [self._meaning() + average, *notes] + [f"not counted: {', '.join(left_out)}"] * bool(left_out)
-
-    def _meaning(self) -> str:
-        if not self.counts:
-            return "no run is finished"
-        if len(self.counts) > 1:
-            return "mean ± sample standard deviation over seeds [number of seeds]"
-        (count,) = self.counts
-        return "one seed each" if count == 1 else f"mean ± sample standard deviation over {count} seeds"
-
-
-def describe(summary: Summary) -> str:
-    """The setting in a few words; one that is not the paper's says so."""
-    reduced = " (reduced)" if summary.notes else ""
-    changes = f" with {', '.join(summary.changes)}" if summary.changes else ""
-    warning = "" if summary.as_in_paper else "; NOT THE PAPER'S SETTING"
-    return f"preset {summary.preset}{reduced}{changes}{warning}"
-
-
-def summary_table(layout: PaperLayout) -> Table:
-    """Ours, and the paper's in brackets; the layout's title belongs above it, its remarks below."""
-    table = Table()
-    table.add_column("attention", overflow="fold", min_width=14)
-    for title in layout.titles:
-        table.add_column(title, justify="right")
-    for block in layout.blocks:
-        table.add_section()
-        for line in block:
-            pairs = zip(layout.ours(line), layout.papers(line), strict=True)
-            table.add_row(Text(line.title), *(Text(f"{ours} ({paper})") for ours, paper in pairs))
-    return table
+    if x == 0:
+        return "0"
+    if abs(x) >= 1000:
+        return f"{x:,.0f}" if abs(x) < 1e6 else f"{x:.1e}"
+    return f"{x:.1e}" if abs(x) < 1e-3 else f"{x:.3g}"

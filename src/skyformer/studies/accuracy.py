@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from skyformer.attention import list_attentions
 from skyformer.errors import DataError, DivergedError
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.paper import ACCURACY, TASK_TITLES, tasks_among
+from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, check_names, option
-from skyformer.studies.paper import ACCURACY, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Panel, Series, Table, number
 
 if TYPE_CHECKING:
     from skyformer.lra.dataset import Task

@@ -26,14 +26,15 @@ from skyformer.attention import build_attention
 from skyformer.checks import check_positive
 from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
-from skyformer.kernels import GaussianKernel, half_norms
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
-from skyformer.solve import SOLVERS
-from skyformer.studies.base import check_each, option
+from skyformer.ops.kernels import GaussianKernel, half_norms
+from skyformer.ops.solve import SOLVERS
+from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.tables import Table, number, yes_or_no
+from skyformer.studies.base import check_each, option, quantile
 from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile, yes_or_no
 
 RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
     "nystromformer": lambda d: {"num_landmarks": d},

@@ -30,7 +30,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 from skyformer.errors import InputError, UnknownNameError
-from skyformer.studies.show import Figure, Table
+from skyformer.report.figures import Figure
+from skyformer.report.tables import Table
 
 OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
@@ -185,3 +186,14 @@ def _spell(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(str(each) for each in value) or NONE
     return NONE if value is None else str(value)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-th quantile, linear between neighbours."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:  # both may be infinite
+        return ordered[low]
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -21,14 +21,15 @@ from torch import Tensor
 from skyformer.checks import check_at_least
 from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, skyformer_attention
-from skyformer.kernels import GaussianKernel
 from skyformer.landmarks import SAMPLERS, Candidates
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.tables import Table, number
 from skyformer.studies import theorem
-from skyformer.studies.base import check_each, check_names, option
+from skyformer.studies.base import check_each, check_names, option, quantile
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, quantile
 from skyformer.suggestion import statistical_dimension, suggest_landmarks
 
 DIMENSION, DRAWS, SUGGESTION = "dimension", "draws", "suggestion"

@@ -34,13 +34,14 @@ from skyformer.attention import list_attentions
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, task_spec
+from skyformer.processes import free_bytes
+from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.paper import COSTS, TASK_TITLES, tasks_among
+from skyformer.report.tables import Table, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
-from skyformer.studies.memory import free_bytes
-from skyformer.studies.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Mark, Panel, Series, Table, number, yes_or_no
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -171,8 +172,8 @@ class Efficiency(Study[Options, Cell, Result]):
 
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that what is missing is told before anything is measured."""
+        from skyformer.environment import describe_environment
         from skyformer.studies.tasks import data_fact
-        from skyformer.training.environment import describe_environment
 
         here = describe_environment()
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Promise
 from skyformer.errors import TrainingError
-from skyformer.studies.memory import (
-    allow_more,
+from skyformer.processes import (
+    count_oom_kills,
     die_with_parent,
-    is_want_of_memory,
-    killed_for_memory,
+    is_oom_error,
+    limit_added_memory,
     peak_bytes,
+    prefer_as_oom_victim,
+    release_free_memory,
     reset_peak,
-    return_free_memory,
-    volunteer_to_be_killed,
 )
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ def load_batches(path: str, batch_size: int) -> list[Batch]:
 def run_in_fresh_process(request: Request) -> Steps | None:
     """What the steps took, or None if there was not enough memory for them."""
     command = [sys.executable, "-m", "skyformer.studies.fresh_steps", json.dumps(asdict(request))]
-    before = killed_for_memory()
+    before = count_oom_kills()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    by_system = before is None or killed_for_memory() != before
+    by_system = before is None or count_oom_kills() != before
     return read_outcome(done.returncode, done.stdout, done.stderr, by_system=by_system)
 
 
@@ -129,7 +129,7 @@ def read_outcome(code: int, stdout: str, stderr: str, *, by_system: bool) -> Ste
     if code == 0:
         answer: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
         return Steps(**{**answer, "seconds": tuple(answer["seconds"]), "lengths": tuple(answer["lengths"])})
-    if (code == -signal.SIGKILL and by_system) or is_want_of_memory(stderr):
+    if (code == -signal.SIGKILL and by_system) or is_oom_error(stderr):
         return None
     last = stderr.strip().splitlines()[-1] if stderr.strip() else f"it ended with code {code}"
     raise TrainingError(f"the process of the training steps failed: {last}")
@@ -147,9 +147,9 @@ def take_steps(request: Request) -> Steps:
     warm_up, *batches = load_batches(request.batches, request.batch_size)
     reference = reference_seconds()
     step = training_step(model, config)
-    return_free_memory()
+    release_free_memory()
     before = reset_peak()
-    allow_more(request.may_add)
+    limit_added_memory(request.may_add)
     step(warm_up)
     seconds, lengths = time_steps(step, batches, request.seconds)
     peak = peak_bytes()
@@ -208,7 +208,7 @@ def reference_seconds(repeats: int = 7) -> float:
 def main() -> None:
     request = Request(**json.loads(sys.argv[1]))
     die_with_parent()
-    volunteer_to_be_killed()
+    prefer_as_oom_victim()
     torch.set_num_threads(request.threads)
     print(json.dumps(asdict(take_steps(request))))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.files import write_atomic
 from skyformer.studies.base import Fact, Study
 
 FORMAT = 1
@@ -44,7 +44,7 @@ class Run:
     @staticmethod
     def now(threads: int) -> Run:
         try:
-            from skyformer.training.environment import describe_environment
+            from skyformer.environment import describe_environment
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), "model") from error
         here = describe_environment(threads)
@@ -92,7 +92,7 @@ class Record(Generic[CellT, ResultT]):
             "facts": self.facts,
             "runs": [asdict(run) for run in self.runs],
         }
-        write_in_one_step(path, _one_cell_a_line(head, [self._line(cell) for cell in self.cells]))
+        write_atomic(path, _one_cell_a_line(head, [self._line(cell) for cell in self.cells]))
 
     def _line(self, cell: CellT) -> str:
         """A cell as JSON, spelt out once: a study writes its record after every cell."""
@@ -146,16 +146,6 @@ def check_continues(record: Record[CellT, ResultT], plan: set[CellT], facts: Map
     stray = next((cell for cell in record.cells if cell not in plan), None)
     if stray is not None:
         raise InputError(f"{path} holds figures outside this run's plan, such as {stray}; {advice}")
-
-
-def write_in_one_step(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def without_folders(argument: str) -> str:

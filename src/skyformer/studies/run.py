@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from skyformer.errors import InputError, TrainingError
-from skyformer.lra.workers import end_with_parent
+from skyformer.processes import end_with_parent, is_oom_error
 from skyformer.studies.base import Study
-from skyformer.studies.memory import is_want_of_memory
 from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
 
 OptionsT = TypeVar("OptionsT")
@@ -130,7 +129,7 @@ def _timed(study: Study[Any, CellT, ResultT], cell: CellT) -> tuple[ResultT, flo
     try:
         result = study.measure(cell)
     except (RuntimeError, MemoryError) as error:
-        if not is_want_of_memory(repr(error)):
+        if not is_oom_error(repr(error)):
             raise
         raise TrainingError(
             f"there is not enough memory for a part of {study.name} ({describe(cell)}); what was measured before it is "

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
-from skyformer.kernels import GaussianKernel
 from skyformer.lra.tasks import TASKS
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.paper import TASK_TITLES
+from skyformer.report.tables import Table, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
-from skyformer.studies.paper import TASK_TITLES
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Panel, Series, Table, number, yes_or_no
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch

@@ -33,11 +33,12 @@ from torch import Tensor, nn
 
 from skyformer.checks import check_at_least, check_probability
 from skyformer.errors import InputError
-from skyformer.studies.base import Fact, Study, check_names, option
-from skyformer.studies.paper import INSTABILITY, TASK_TITLES, tasks_among
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
+from skyformer.report.tables import Table, number
+from skyformer.studies.base import Fact, Study, check_names, option, quantile
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.studies.show import Figure, Panel, Series, Table, number, quantile
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch

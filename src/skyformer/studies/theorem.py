@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from skyformer.kernels import GaussianKernel
+from skyformer.ops.kernels import GaussianKernel
 
 _JITTER = 1e-10
 """Stands in for the pseudo-inverse of the paper: any ridge only makes C~ smaller, so that C~ <= C-bar stays true."""

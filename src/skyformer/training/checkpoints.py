@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from skyformer.errors import CheckpointWarning, DataError
+from skyformer.files import dump_json, read_json, write_atomic
 from skyformer.model.storage import StoredModel
-from skyformer.training.documents import dump_json, read_json, write_document
 
 FORMAT = 1
 JOURNAL = "skyformer"
@@ -78,7 +78,7 @@ class CheckpointStore(CheckpointIO):
         self.folder.mkdir(parents=True, exist_ok=True)
         # The record of an older file of this name would not fit the new one.
         self.record_path(step).unlink(missing_ok=True)
-        _write(Path(path), content)
+        write_atomic(Path(path), content)
         self._write_record(record)
 
     def load_checkpoint(
@@ -164,7 +164,7 @@ class CheckpointStore(CheckpointIO):
         return {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
 
     def _write_record(self, record: CheckpointRecord) -> None:
-        write_document(self.record_path(record.step), dump_json(record.model_dump(mode="json")))
+        write_atomic(self.record_path(record.step), dump_json(record.model_dump(mode="json")))
 
     def _read_record(self, file: Path) -> CheckpointRecord:
         content = read_json(file)
@@ -229,27 +229,3 @@ def _load(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or JOURNAL not in content:
         raise DataError(f"{file} is a checkpoint from elsewhere: expected one that `skyformer train` wrote")
     return content
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Beside its place, to the disk, and into place in one step that is on the disk as well."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

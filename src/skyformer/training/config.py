@@ -14,14 +14,14 @@ from skyformer.errors import InputError
 from skyformer.lra.storage import Variant
 from skyformer.lra.tasks import TaskSpec, round_up, task_spec
 from skyformer.model import ModelConfig
+from skyformer.settings import Settings
 from skyformer.training.documents import dump_yaml, parse_yaml
-from skyformer.training.settings import Settings
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
-_DECIDES_NOTHING: dict[str, bool | set[str]] = {
+_EXCLUDED_FROM_DIGEST: dict[str, bool | set[str]] = {
     "note": True,
     "loop": {"workers", "log_every", "checkpoint_every"},
     "hardware": {"accelerator", "threads"},
@@ -168,7 +168,7 @@ class RunConfig(Settings):
 
     def deciding_settings(self) -> dict[str, Any]:
         """The settings that decide the result, seed included, as plain data."""
-        settings = self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
+        settings = self.model_dump(mode="json", exclude=_EXCLUDED_FROM_DIGEST)
         # Left out where they limit nothing: runs older than these two settings stay what they were.
         loop = {name: value for name, value in settings["loop"].items() if name not in _LIMITS or value is not None}
         return {**settings, "loop": loop}

@@ -1,21 +1,16 @@
-"""Small files that people and programs read: YAML and JSON, read with suspicion and written in one step."""
+"""YAML as configs use it: no aliases, no duplicate types of names, and 3e-4 is a number."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from pathlib import Path
 from typing import Any
 
-from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.errors import InputError, MissingExtraError
 
 try:
     import yaml
 except ImportError as missing:
     raise MissingExtraError("yaml", "train") from missing
-
-_LARGEST_DOCUMENT = 2**22
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,47 +60,3 @@ def parse_yaml(text: str, what: str) -> Any:
 def dump_yaml(data: Any) -> str:
     """Data as YAML that a person can read and change."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=100)
-
-
-def dump_json(data: Any) -> str:
-    """Data as JSON, without NaN or Infinity, which are not JSON."""
-    return json.dumps(data, indent=2, allow_nan=False) + "\n"
-
-
-def read_document(file: Path) -> str:
-    """The text of a small file."""
-    try:
-        with file.open("rb") as handle:
-            content = handle.read(_LARGEST_DOCUMENT + 1)
-    except OSError as failed:
-        raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
-    if len(content) > _LARGEST_DOCUMENT:
-        raise DataError(f"{file} is larger than {_LARGEST_DOCUMENT:,} bytes: it is not what its name says")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as damaged:
-        raise DataError(f"{file} is damaged: it is not UTF-8 text") from damaged
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a small JSON file."""
-    try:
-        content = json.loads(read_document(file))
-    except (ValueError, RecursionError) as damaged:
-        raise DataError(f"{file} is damaged: it is not JSON ({damaged})") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{file} is damaged: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def write_document(file: Path, text: str) -> None:
-    """All of it or nothing: written beside its place, brought to the disk, and moved there in one step."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from skyformer.environment import now
 from skyformer.errors import (
     InputError,
     InterruptedRunError,
@@ -36,7 +37,6 @@ from skyformer.training.callbacks import Best, RunKeeper, StayFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore, stored_weights_digest
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData, load_data
-from skyformer.training.environment import now
 from skyformer.training.evaluation import score
 from skyformer.training.metrics_log import MetricsLog
 from skyformer.training.module import ClassifierModule, build_model, parameter_count

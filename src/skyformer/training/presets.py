@@ -17,9 +17,9 @@ from typing import Any
 from skyformer.attention import attention_class
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, task_spec
+from skyformer.settings import setting_names, unknown_setting
 from skyformer.training.config import RunConfig, flatten, to_yaml
 from skyformer.training.documents import parse_yaml
-from skyformer.training.settings import setting_names, unknown_setting
 
 __all__ = ["DEFAULT_PRESET", "differing", "list_presets", "load_preset", "parse_overrides", "to_yaml"]
 

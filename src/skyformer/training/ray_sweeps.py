@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
 from skyformer.lra.places import data_dir_or_default
 from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
-from skyformer.training.environment import installed_version
 from skyformer.training.runs import RunResult, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 from skyformer.training.sweeps import (

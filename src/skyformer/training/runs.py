@@ -23,18 +23,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from skyformer.environment import Environment, describe_environment, now
 from skyformer.errors import DataError, InputError, SkyformerError
+from skyformer.files import dump_json, read_document, read_json, write_atomic
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
-from skyformer.training.documents import dump_json, read_document, read_json, write_document
-from skyformer.training.environment import Environment, describe_environment, now
 
 FORMAT = 1
 RUNS_VARIABLE = "SKYFORMER_RUNS"
@@ -44,7 +44,7 @@ METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
 _LOCK_PATIENCE_SECONDS = 2.0
 
 StateName = Literal["running", "interrupted", "failed", "finished", "damaged"]
-AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
+AnyRecord = TypeVar("AnyRecord")
 
 
 class _Record(BaseModel):
@@ -203,11 +203,11 @@ class Run:
         return _read_record(self.folder / STATE_FILE, RunState)
 
     def write_state(self, state: RunState) -> None:
-        write_document(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
+        write_atomic(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
 
     def write_result(self, result: RunResult) -> None:
         """Makes the run a finished one."""
-        write_document(self.folder / RESULT_FILE, dump_json(result.model_dump(mode="json")))
+        write_atomic(self.folder / RESULT_FILE, dump_json(result.model_dump(mode="json")))
 
     def metrics(self) -> list[MetricRow]:
         """The rows of metrics.csv; the last one may be torn, and is then left out."""
@@ -269,9 +269,9 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     try:
         draft.chmod(0o755)
-        write_document(draft / CONFIG_FILE, to_yaml(config))
+        write_atomic(draft / CONFIG_FILE, to_yaml(config))
         environment = describe_environment(config.hardware.threads)
-        write_document(draft / ENVIRONMENT_FILE, dump_json(environment.model_dump(mode="json")))
+        write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
         Run(draft).write_state(RunState.starting(config.loop.steps))
         _move(draft, run)
     finally:
@@ -391,7 +391,7 @@ def _read_record(file: Path, cls: type[AnyRecord]) -> AnyRecord:
     content = read_json(file)
     _check_format(file, content)
     try:
-        return cls.model_validate(content)
+        return TypeAdapter(cls).validate_python(content)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

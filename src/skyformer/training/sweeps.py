@@ -22,9 +22,9 @@ from typing import Protocol
 
 from skyformer.attention import attention_class
 from skyformer.errors import DataError, InputError, SkyformerError
+from skyformer.files import write_atomic
 from skyformer.lra.dataset import load_task
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
-from skyformer.training.documents import write_document
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
 from skyformer.training.runs import Run, RunResult, open_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
@@ -295,7 +295,7 @@ class _LocalSweep:
             what = ["--resume", str(run.folder)]
         else:
             file = self._backstage(config, "yaml")
-            write_document(file, to_yaml(with_threads(config, self._threads) if self._jobs > 1 else config))
+            write_atomic(file, to_yaml(with_threads(config, self._threads) if self._jobs > 1 else config))
             what = ["--config", str(file), "--runs-dir", str(self._runs_dir)]
         data = [] if self._data_dir is None else ["--data-dir", str(self._data_dir)]
         return [*SKYFORMER, "train", *what, *data, "--no-progress"]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyformer.precision import without_autocast
-from skyformer.products import lean_half_norms, subtract_dots
+from skyformer.ops.precision import without_autocast
+from skyformer.ops.products import lean_half_norms, subtract_dots
 
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:

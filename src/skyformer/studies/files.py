@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skyformer.report.study_figures import draw_figure
-from skyformer.report.study_tables import as_latex, as_markdown
+from skyformer.files import write_atomic
+from skyformer.report.figures import draw_figure
+from skyformer.report.tables import as_latex, as_markdown
 from skyformer.studies.base import Study
-from skyformer.studies.record import Record, write_in_one_step
+from skyformer.studies.record import Record
 
 
 def write_report(study: type[Study[Any, Any, Any]], record: Record[Any, Any], folder: Path) -> list[Path]:
@@ -16,8 +17,8 @@ def write_report(study: type[Study[Any, Any, Any]], record: Record[Any, Any], fo
     results = record.results()
     tables = study.tables(results)
     markdown, latex = folder / "table.md", folder / "table.tex"
-    write_in_one_step(markdown, _heading(study, record) + "\n" + as_markdown(tables))
-    write_in_one_step(latex, as_latex(tables))
+    write_atomic(markdown, _heading(study, record) + "\n" + as_markdown(tables))
+    write_atomic(latex, as_latex(tables))
     drawn = [draw_figure(figure, folder) for figure in study.figures(results)]
     return [markdown, latex, *(file for files in drawn for file in files)]
 

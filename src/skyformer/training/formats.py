@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from skyformer.report.tables import Line, PaperLayout
-from skyformer.studies.paper import ACCURACY, TASK_TITLES
+from skyformer.report.paper import ACCURACY, TASK_TITLES
 from skyformer.training.collect import Cell, RunRow, Summary
+from skyformer.training.tables import Line, PaperLayout
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import JitterWarning, SolveError, UnknownNameError
-from skyformer.precision import without_autocast
+from skyformer.ops.precision import without_autocast
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from skyformer import functional, kernelized_attention, skyformer_attention
-from skyformer.fused import fused_gaussian_attention, fused_gaussian_available
-from skyformer.products import dense_kernel_product, kernel_product
+from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
+from skyformer.ops.products import dense_kernel_product, kernel_product
 from tests.attention.suite import LargestStorage, backward, draw, relative_error
 from tests.helpers import assert_same_with_gradients, scattered_mask
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skyformer import kernel_product, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import InputError, UnknownNameError
-from skyformer.kernels import (
+from skyformer.ops.kernels import (
     KERNELS,
     GaussianKernel,
     Kernel,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skyformer.errors import InputError, JitterWarning, SolveError, UnknownNameError
-from skyformer.kernels import KERNELS, GaussianKernel, Kernel
-from skyformer.solve import (
+from skyformer.ops.kernels import KERNELS, GaussianKernel, Kernel
+from skyformer.ops.solve import (
     SOLVERS,
     CholeskySolver,
     SchulzSolver,

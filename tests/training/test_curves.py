@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.report.curves import curves_of, draw_curves
 from skyformer.training.collect import collect_runs, summarise
+from skyformer.training.curves import curves_of, draw_curves
 from tests.training.fake_runs import a_config, finish, start, write_curve
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyformer.ranks import Ranks
+from skyformer.attention.ranks import Ranks
 
 MASK = torch.tensor([[False, True, True, False, True], [True] * 5, [False] * 5, [True, False, False, False, False]])
 

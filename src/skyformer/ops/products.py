@@ -28,9 +28,9 @@ from skyformer.checks import (
     check_probability,
     check_query_key_value,
 )
-from skyformer.kernels import Kernel, get_kernel
-from skyformer.noise import draw_seed
-from skyformer.precision import at_least_float32, without_autocast
+from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.noise import draw_seed
+from skyformer.ops.precision import at_least_float32, without_autocast
 
 BLOCK_ELEMENTS = 2**19
 """Kernel values in one block over the whole batch: 2 MiB in float32, which stays in cache."""

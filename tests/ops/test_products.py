@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer import kernel_product, products
+from skyformer import kernel_product
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
-from skyformer.kernels import KERNELS, MaternKernel, RationalQuadraticKernel
-from skyformer.products import block_shape, dense_kernel_product, lean_half_norms, subtract_dots
+from skyformer.ops import products
+from skyformer.ops.kernels import KERNELS, MaternKernel, RationalQuadraticKernel
+from skyformer.ops.products import block_shape, dense_kernel_product, lean_half_norms, subtract_dots
 from tests.attention.suite import LargestStorage, backward, draw
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer.noise import draw_seed, uniform_noise
+from skyformer.ops.noise import draw_seed, uniform_noise
 
 CPU = torch.device("cpu")
 SEEDS = [0, 1, 12345, 2**62 - 1, 2**63 - 1, -1]

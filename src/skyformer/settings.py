@@ -1,4 +1,4 @@
-"""The base of all settings: typed, frozen, and with errors that name the setting as a user writes it."""
+"""Typed settings: the base class of every config, with errors that name the setting as a user writes it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ try:
     from pydantic import BaseModel, ConfigDict, ValidationError
     from pydantic_core import ErrorDetails
 except ImportError as missing:
-    raise MissingExtraError("pydantic", "train") from missing
+    raise MissingExtraError("pydantic", "model") from missing
 
 
 class Settings(BaseModel):
-    """Settings that cannot change and have no others beside them; bad ones are an `InputError`."""
+    """Immutable settings; unknown names and values of the wrong type raise an `InputError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     section: ClassVar[str] = ""
-    """Where they stand in a run's config; errors put it before the name of a setting."""
+    """The section of a run's config that they stand in; errors put it before the name of a setting."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -67,20 +67,20 @@ def _meant(name: str, own: str, known: Sequence[str]) -> str | None:
 
 
 def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError:
-    """pydantic's list of complaints as one sentence; an error of ours comes out as it went in."""
+    """Turn pydantic's errors into one sentence; an `InputError` that a validator raised is returned unchanged."""
     details = invalid.errors(include_url=False)
     own = details[0].get("ctx", {}).get("error")
     if isinstance(own, InputError):
         return own
     prefix = f"{cls.section}." if cls.section else ""
-    # A misspelt name is also a missing one, which says less.
+    # A misspelt name is reported twice, as unknown and as missing; the first says more.
     for detail in details:
         if detail["type"] == "extra_forbidden":
             return unknown_setting(prefix + str(detail["loc"][0]), setting_names(cls, prefix))
     by_name: dict[str, list[ErrorDetails]] = {}
     for detail in details:
         by_name.setdefault(prefix + _name(detail), []).append(detail)
-    return InputError("; ".join(_sentence(name, complaints) for name, complaints in by_name.items()))
+    return InputError("; ".join(_sentence(name, errors) for name, errors in by_name.items()))
 
 
 def _name(detail: ErrorDetails) -> str:
@@ -90,8 +90,8 @@ def _name(detail: ErrorDetails) -> str:
 
 
 def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:
-    """What is wrong with one setting; one that may be of two types has a complaint for each."""
+    """What is wrong with one setting; a setting that allows two types has one error for each."""
     if details[0]["type"] == "missing":
         return f"{name} is required"
-    wishes = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
-    return f"{name} must {' or '.join(wishes)}; got {details[0]['input']!r}"
+    expectations = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
+    return f"{name} must {' or '.join(expectations)}; got {details[0]['input']!r}"

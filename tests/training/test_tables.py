@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from skyformer.report.formats import as_json, as_latex, means_csv, runs_csv
-from skyformer.report.tables import PaperLayout, duration, percent, run_remarks, runs_table, summary_table
+from skyformer.report.tables import duration, percent
 from skyformer.training.collect import Summary, collect_runs, summarise
+from skyformer.training.formats import as_json, as_latex, means_csv, runs_csv
+from skyformer.training.tables import PaperLayout, run_remarks, runs_table, summary_table
 from tests.training.fake_runs import a_config, finish, start
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyformer.report.tables import describe
-from skyformer.studies.paper import ACCURACY, TASK_TITLES
+from skyformer.report.paper import ACCURACY, TASK_TITLES
 from skyformer.training.collect import CurvePoint, RunRow, Summary, validation_curve
+from skyformer.training.tables import describe
 
 # The same figures must give the same file: element names without it are random.
 _SALT = "skyformer"

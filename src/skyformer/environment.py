@@ -1,4 +1,4 @@
-"""Where a run was computed: versions, machine, commit and command, as kept in its `environment.json`."""
+"""The environment of a result: versions, machine, commit and command. Runs, studies and benchmarks all record it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import platform
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 FORMAT = 1
-_GIT_PATIENCE_SECONDS = 5
-_DECIDES_NOTHING = {"command", "started", "host"}
+_GIT_TIMEOUT_SECONDS = 5
+_EXCLUDED_FROM_DIGEST = {"command", "started", "host"}
+"""They differ from run to run and cannot change a result."""
 
 
-class Environment(BaseModel):
+@dataclass(frozen=True)
+class Environment:
     """What a result may depend on besides its config."""
 
-    model_config = ConfigDict(frozen=True)
-
-    format: int = FORMAT
     skyformer: str | None
     commit: str | None
     python: str
@@ -40,15 +39,20 @@ class Environment(BaseModel):
     host: str
     command: str
     started: str
+    format: int = FORMAT
 
     def digest(self) -> str:
-        """Eight hexadecimal digits over all but the command, its time and the machine's name."""
-        content = self.model_dump(mode="json", exclude=_DECIDES_NOTHING)
+        """Eight hexadecimal digits that are equal for equal environments; command, time and host name do not count."""
+        content = {name: value for name, value in asdict(self).items() if name not in _EXCLUDED_FROM_DIGEST}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def describe_environment(threads: int | None = None) -> Environment:
-    """This process, now; `threads` are those it is going to use, if they are not torch's own."""
+    """Describe this process.
+
+    Args:
+        threads: the number of threads it is going to use; torch's current number by default.
+    """
     return Environment(
         skyformer=installed_version("skyformer"),
         commit=_commit(),
@@ -56,7 +60,7 @@ def describe_environment(threads: int | None = None) -> Environment:
         torch=torch.__version__,
         lightning=installed_version("lightning"),
         platform=platform.platform(),
-        cpu=_cpu_model(),
+        cpu=processor_name(),
         cores=os.cpu_count() or 1,
         threads=threads or torch.get_num_threads(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
@@ -72,14 +76,14 @@ def now() -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package, or nothing when it is not installed."""
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _cpu_model() -> str:
+def processor_name() -> str:
     """The processor's name; `platform` alone does not know it on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -91,7 +95,7 @@ def _cpu_model() -> str:
 
 def _commit() -> str | None:
     """The commit of the checkout that this package is used from, marked when its source has changed since."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "src")
@@ -101,7 +105,7 @@ def _commit() -> str | None:
 def _git(root: Path, *arguments: str) -> str | None:
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_PATIENCE_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.report.study_figures import draw_figure
-from skyformer.report.study_files import write_report
-from skyformer.report.study_tables import as_latex, as_markdown, escape
+from skyformer.report.figures import Figure, Panel, Series, draw_figure
+from skyformer.report.tables import Table, as_latex, as_markdown, escape
 from skyformer.studies import run_study
+from skyformer.studies.files import write_report
 from skyformer.studies.record import read_record, record_path
-from skyformer.studies.show import Figure, Panel, Series, Table
 from tests.studies.toy import Options, Squares
 
 

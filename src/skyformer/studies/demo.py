@@ -11,10 +11,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from skyformer.files import dump_json, write_atomic
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.report.tables import duration, percent
-from skyformer.training.documents import dump_json, write_document
 from skyformer.training.runs import MetricRow, Run, RunResult
 
 _SALT = "skyformer"
@@ -104,7 +104,7 @@ def write_comparison(comparison: Comparison, command: str, environment: dict[str
         "runs": [_as_record(side) for side in comparison.sides],
     }
     figures = folder / "demo.json"
-    write_document(figures, dump_json(content))
+    write_atomic(figures, dump_json(content))
     return [figures, *_draw(comparison, folder)]
 
 

@@ -1,0 +1,1 @@
+"""The numerical operations that the attentions are made of: kernels, kernel products, the landmark solve, precision."""

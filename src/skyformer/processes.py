@@ -1,0 +1,178 @@
+"""Processes: peak memory, memory limits, workers that end with their parent, and work done in a fresh process."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from skyformer.errors import SkyformerError
+
+_STATUS = Path("/proc/self/status")
+_CGROUP = Path("/sys/fs/cgroup")
+_PARENT_DEATH_SIGNAL = 1
+_OOM_MESSAGES = (
+    "MemoryError",
+    "allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "could not create a primitive",
+    "could not create a memory object",
+    "Thread creation failed",
+)
+"""What Python, torch and the libraries below it (oneDNN, OpenMP) print when an allocation fails."""
+
+
+def release_free_memory() -> None:
+    """Return freed memory to the system, so that a later step cannot reuse it unseen; works with glibc only."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def reset_peak() -> int:
+    """Reset the peak memory of this process; returns the bytes that it holds now."""
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
+        clear.write_text("5")
+        return _status_bytes("VmRSS")
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The peak memory of this process since the last `reset_peak`, in bytes."""
+    if _STATUS.exists():
+        return _status_bytes("VmHWM")
+    import resource
+
+    # Outside Linux the peak cannot be reset; macOS counts in bytes.
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+def free_bytes() -> int | None:
+    """Bytes that a new process can allocate without swapping; None where the system does not report it."""
+    found = [_available_bytes(), _container_free_bytes()]
+    known = [each for each in found if each is not None]
+    return min(known) if known else None
+
+
+def limit_added_memory(more: int) -> None:
+    """Make allocations fail once this process holds `more` bytes more than now.
+
+    A failed allocation can be caught; a process that the system kills cannot. Has an effect on Linux only.
+    """
+    if _STATUS.exists():
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = _status_bytes("VmData") + more
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def count_oom_kills() -> int | None:
+    """How many processes the system has killed because it was out of memory; None where it does not report it."""
+    with suppress(OSError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+        return counts[0] if counts else None
+    return None
+
+
+def is_oom_error(text: str) -> bool:
+    """Whether an error message says that an allocation failed."""
+    return any(words in text for words in _OOM_MESSAGES)
+
+
+def prefer_as_oom_victim() -> None:
+    """Ask the system to kill this process first if it runs out of memory."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the process that started it ends; Linux only."""
+    control = getattr(ctypes.CDLL(None), "prctl", None)
+    if control is not None:
+        control(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _available_bytes() -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _container_free_bytes() -> int | None:
+    """In a container: its limit minus what its processes hold, not counting cached files. Without a limit, the file
+    contains the word "max"."""
+    with suppress(OSError, ValueError, KeyError):
+        limit, held = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return limit - held + int(statistics["inactive_file"])
+    return None
+
+
+def _status_bytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise SkyformerError(f"{_STATUS} has no {field}")
+
+
+def end_with_parent() -> None:
+    """Call this first in a worker: Ctrl-C is left to the parent, and the worker ends when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@dataclass(frozen=True)
+class FreshRun:
+    """How a fresh process ended: its exit code, the JSON it printed last (None on failure) and its error output."""
+
+    exit_code: int
+    answer: dict[str, Any] | None
+    stderr: str
+    killed_by_oom: bool
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.killed_by_oom or (self.exit_code != 0 and is_oom_error(self.stderr))
+
+    @property
+    def reason(self) -> str:
+        """The last line of the error output, or the exit code if there is none."""
+        lines = self.stderr.strip().splitlines()
+        return lines[-1] if lines else f"it ended with exit code {self.exit_code}"
+
+
+def run_in_fresh_process(module: str, request: dict[str, Any]) -> FreshRun:
+    """Run `python -m module REQUEST` with the request as JSON; the module prints its answer as one line of JSON.
+
+    A fresh process is what makes peak memory comparable: nothing was allocated or freed in it before.
+    """
+    kills_before = count_oom_kills()
+    done = subprocess.run(
+        [sys.executable, "-m", module, json.dumps(request)], capture_output=True, text=True, check=False
+    )
+    oom_was_possible = kills_before is None or count_oom_kills() != kills_before
+    answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
+    return FreshRun(done.returncode, answer, done.stderr, done.returncode == -signal.SIGKILL and oom_was_possible)

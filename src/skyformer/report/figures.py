@@ -1,0 +1,196 @@
+"""Figures as plain data, drawn in one style as PNG, SVG and PDF, with one colour per attention everywhere."""
+
+from __future__ import annotations
+
+import enum
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyformer.errors import MissingExtraError
+
+FORMATS = ("png", "svg", "pdf")
+
+ATTENTION_COLOURS = {
+    "softmax": "#4d4d4d",
+    "kernelized": "#1f77b4",
+    "skyformer": "#d62728",
+    "nystromformer": "#2ca02c",
+    "linformer": "#9467bd",
+    "informer": "#8c564b",
+    "performer": "#ff7f0e",
+    "reformer": "#e377c2",
+    "bigbird": "#17becf",
+    "tilted": "#bcbd22",
+}
+"""A reader who has seen one figure can read the next."""
+
+OTHER_COLOURS = ("#003f5c", "#bc5090", "#58a500", "#ffa600", "#7a5195", "#00a6a6", "#a05d00", "#888888")
+"""For labels that name no attention, or an attention whose colour is taken by another label of the figure."""
+
+_TITLE_CHARACTERS = 46
+"""Characters of a title that fit above one column of panels."""
+
+
+class Mark(enum.Enum):
+    """How a series is drawn."""
+
+    LINE = "line"
+    DASHED = "dashed"
+    POINTS = "points"
+    BARS = "bars"
+
+
+@dataclass(frozen=True)
+class Series:
+    """y over x, with a band from `low` to `high` if both are given.
+
+    Series with the same label share a colour and a legend entry in all panels. A label that begins with the name of an
+    attention gets that attention's colour.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    mark: Mark = Mark.LINE
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_log: bool = False
+    y_log: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels in rows of `columns`; `name` becomes the file name, `note` stands below the panels."""
+
+    name: str
+    title: str
+    panels: Sequence[Panel]
+    columns: int = 3
+    note: str = ""
+
+
+def draw_figure(figure: Figure, folder: Path) -> list[Path]:
+    """Write the figure into `folder` in every format; returns the files."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "cli") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(figure.columns, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    size = (4.2 * columns, 3.4 * rows + 0.9)
+    # With a fixed salt for element ids, the same data give the same SVG file.
+    with pyplot.rc_context({"svg.hashsalt": figure.name, "font.size": 9}):
+        canvas, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, constrained_layout=True)
+        colours = label_colours([series.label for panel in figure.panels for series in panel.series])
+        for axis, panel in zip(axes.flat, figure.panels, strict=False):
+            _draw_panel(axis, panel, colours)
+        for axis in list(axes.flat)[len(figure.panels) :]:
+            axis.set_axis_off()
+        canvas.suptitle(textwrap.fill(figure.title, _TITLE_CHARACTERS * columns), fontsize=11)
+        if figure.note:
+            canvas.supxlabel(textwrap.fill(figure.note, 2 * _TITLE_CHARACTERS * columns), fontsize=7)
+        _add_legend(canvas, axes.flat, columns)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
+        # Computing the layout takes most of the time, so it is computed once, not for every format.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
+        for file in files:
+            canvas.savefig(file, dpi=100, metadata=_without_date(file.suffix))
+        pyplot.close(canvas)
+    return files
+
+
+def label_colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each label: the attention's own for the first label that begins with its name, else another."""
+    colours: dict[str, str] = {}
+    free = _other_colours()
+    for label in dict.fromkeys(labels):
+        own = ATTENTION_COLOURS.get(label.lower().replace("(", " ").split()[0]) if label.strip() else None
+        colours[label] = own if own and own not in colours.values() else next(free)
+    return colours
+
+
+def _other_colours() -> Iterator[str]:
+    while True:
+        yield from OTHER_COLOURS
+
+
+def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
+    for series in panel.series:
+        _draw_series(axis, series, colours[series.label])
+    if panel.x_log:
+        axis.set_xscale("log", base=2)
+        _label_every_x(axis, panel)
+    if panel.y_log:
+        axis.set_yscale("log")
+        _label_plainly_within_a_decade(axis)
+    axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axis.grid(alpha=0.3)
+
+
+def _label_plainly_within_a_decade(axis: Any) -> None:
+    """Within one decade, a log axis labels its minor ticks as 2.2 x 10^0 by default; label them as 2.2."""
+    low, high = axis.get_ylim()
+    if high < 10 * low:
+        axis.yaxis.set_minor_formatter("{x:g}")
+
+
+def _label_every_x(axis: Any, panel: Panel) -> None:
+    from matplotlib import ticker
+
+    ticks = sorted({x for series in panel.series for x in series.x})
+    if len(ticks) <= 8:
+        axis.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _draw_series(axis: Any, series: Series, colour: str) -> None:
+    missing = float("nan")
+    y = [missing if value is None else value for value in series.y]
+    if series.mark is Mark.BARS:
+        axis.bar_label(axis.bar(series.x, y, color=colour, label=series.label), fmt="%.3g", fontsize=8)
+        axis.set_xticks([])
+        return
+    style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o"}[series.mark]
+    axis.plot(series.x, y, style, color=colour, label=series.label, markersize=3.5, linewidth=1.4)
+    if series.low and series.high:
+        low, high = ([missing if v is None else v for v in bound] for bound in (series.low, series.high))
+        axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _add_legend(canvas: Any, axes: Any, columns: int) -> None:
+    """Add one legend for all panels, with each label once, no wider than the panels."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if len(handles) > 1:
+        canvas.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside lower center",
+            ncols=min(2 * columns - 1, len(handles)),
+            frameon=False,
+        )
+
+
+def _without_date(suffix: str) -> dict[str, None]:
+    """Leave the date out of the file, so that the same data give the same file."""
+    return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
