@@ -1,4 +1,4 @@
-"""The house: each file imports only from rooms above its own, and importing the package stays light."""
+"""The layers: modules import only from earlier layers, and `import skyformer` needs only torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import skyformer
 
 SOURCE = Path(skyformer.__file__).parent
-ROOMS = [
+LAYERS = [
     "errors",
     "checks",
     "files",
@@ -55,13 +55,13 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def room_of(path: Path) -> str:
+def layer_of(path: Path) -> str:
     """The first name below the package: functional for functional.py, attention for attention/base.py."""
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number and room of every import from this package, wherever in the file it stands."""
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number and layer of every import from this package, at any depth of the file."""
     package = ("skyformer", *path.relative_to(SOURCE).parent.parts)
     for node in ast.walk(ast.parse(path.read_text())):
         modules = []
@@ -70,7 +70,7 @@ def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (base, node.module or "")))
-            # `from skyformer import x` names a room, or what __init__ gathers from all of them.
+            # `from skyformer import x` names a layer, or a public name that __init__ imports from any of them.
             modules = [f"{module}.{alias.name}" for alias in node.names] if module == "skyformer" else [module]
         for module in modules:
             parts = module.split(".")
@@ -79,46 +79,49 @@ def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def fresh_interpreter(code: str) -> str:
-    """What `code` prints in an interpreter of its own."""
+    """What `code` prints in a new interpreter."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout
 
 
-def test_there_is_a_house() -> None:
-    assert "ops/products.py" in [name_of(path) for path in FILES]
+def wrong_imports(path: Path) -> list[str]:
+    """Imports of one file that come from its own layer's successors."""
+    own = layer_of(path)
+    allowed = {own, *LAYERS[: LAYERS.index(own)]}
+    return [
+        f"{name_of(path)}:{line} imports skyformer.{layer}" for line, layer in imports(path) if layer not in allowed
+    ]
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path != SOURCE / "__init__.py"], ids=name_of)
-def test_imports_come_from_rooms_above(path: Path) -> None:
-    own = room_of(path)
-    assert own in ROOMS, f"{name_of(path)} stands in no known room"
-    above = {own, *ROOMS[: ROOMS.index(own)]}
-    wrong = [f"line {line}: skyformer.{room}" for line, room in imported_rooms(path) if room not in above]
-    assert not wrong, f"{name_of(path)} imports from below: {wrong}"
+def test_modules_import_only_from_earlier_layers() -> None:
+    modules = [path for path in FILES if path != SOURCE / "__init__.py"]
+    unknown = [name_of(path) for path in modules if layer_of(path) not in LAYERS]
+    assert not unknown, f"add the layer of these files to LAYERS: {unknown}"
+    assert [wrong for path in modules for wrong in wrong_imports(path)] == []
 
 
-def test_a_wrong_import_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_imports_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "attention" / "odd.py"
     file.parent.mkdir()
     file.write_text(
         "import skyformer.cli.main\nfrom skyformer import report\n"
-        "def f():\n    from ..multihead import MultiheadAttention\nfrom .base import Attention\nimport torch\n"
+        "def f():\n    from ..functional import softmax_attention\nfrom .base import Attention\nimport torch\n"
     )
     monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
-    assert sorted(imported_rooms(file)) == [(1, "cli"), (2, "report"), (4, "multihead"), (5, "attention")]
+    assert sorted(imports(file)) == [(1, "cli"), (2, "report"), (4, "functional"), (5, "attention")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_every_file_opens_with_a_docstring(path: Path) -> None:
-    assert (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
+def test_every_file_opens_with_a_docstring() -> None:
+    without = [name_of(path) for path in FILES if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
+    assert without == []
 
 
-def test_import_brings_in_nothing_heavy() -> None:
-    # Against torch alone, for torch may bring in some of these itself.
+def test_import_loads_no_optional_dependency() -> None:
+    # Compared with torch alone, because torch may import some of these itself.
     code = "import sys, torch\nbefore = set(sys.modules)\nimport skyformer\nprint(*set(sys.modules) - before)"
-    brought = {module.split(".")[0] for module in fresh_interpreter(code).split()}
-    assert "skyformer" in brought
-    assert brought.isdisjoint(HEAVY)
+    imported = {module.split(".")[0] for module in fresh_interpreter(code).split()}
+    assert "skyformer" in imported
+    assert imported.isdisjoint(HEAVY)
 
 
 @pytest.mark.timing
