@@ -16,6 +16,7 @@ SOURCE = Path(skyformer.__file__).parent
 LAYERS = [
     "errors",
     "checks",
+    "registry",
     "files",
     "environment",
     "processes",
