@@ -1,4 +1,5 @@
-"""Processes: peak memory, memory limits, workers that end with their parent, and work done in a fresh process."""
+"""Processes: peak memory, memory limits, workers that end with their parent, work done in a fresh process, and a
+probe for half precision."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
@@ -30,6 +32,18 @@ _OOM_MESSAGES = (
     "Thread creation failed",
 )
 """What Python, torch and the libraries below it (oneDNN, OpenMP) print when an allocation fails."""
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
+"""Set to this value before torch is first used, the variable keeps oneDNN from using AMX instructions."""
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MATMUL_PROBE = """
+import sys, torch
+for size in (64, 256):
+    inputs = torch.ones(size, size, dtype=getattr(torch, sys.argv[1]), requires_grad=True)
+    torch.nn.functional.linear(inputs, inputs).sum().backward()
+"""
 
 
 def release_free_memory() -> None:
@@ -176,3 +190,36 @@ def run_in_fresh_process(module: str, request: dict[str, Any]) -> FreshRun:
     oom_was_possible = kills_before is None or count_oom_kills() != kills_before
     answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
     return FreshRun(done.returncode, answer, done.stderr, done.returncode == -signal.SIGKILL and oom_was_possible)
+
+
+def bfloat16_crashes() -> bool:
+    """Whether a matrix product in bfloat16 kills the process, see `half_precision_crashes`."""
+    return half_precision_crashes("bfloat16")
+
+
+def half_precision_crashes(dtype: str) -> bool:
+    """Whether a matrix product of this dtype on the CPU kills the process (SIGILL).
+
+    Some sandboxes do not allow the AMX instructions that the processor advertises; torch uses them all the same.
+    This is tried once in a child process, and only where AMX is advertised and `ISA_VARIABLE` does not exclude it.
+
+    Args:
+        dtype: the name of torch's dtype, "bfloat16" or "float16".
+    """
+    return _may_use_amx() and _matmul_is_illegal(dtype)
+
+
+def _may_use_amx() -> bool:
+    allowed = os.environ.get(ISA_VARIABLE, "DEFAULT").upper()
+    if allowed not in ("ALL", "DEFAULT") and "AMX" not in allowed:
+        return False
+    with suppress(OSError):
+        lines = _CPUINFO.read_text(errors="replace").splitlines()
+        return any("amx" in line for line in lines if line.startswith("flags"))
+    return False
+
+
+@cache
+def _matmul_is_illegal(dtype: str) -> bool:
+    done = subprocess.run([sys.executable, "-c", _MATMUL_PROBE, dtype], capture_output=True, check=False)
+    return done.returncode == -signal.SIGILL

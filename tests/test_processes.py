@@ -1,0 +1,74 @@
+"""The probe for processors whose half precision kills the process; the processor and the child are faked."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from skyformer import processes
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The dtypes probed on a machine that advertises AMX; bfloat16 dies there, float16 does not."""
+    dtypes: list[str] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        dtypes.append(command[-1])
+        return SimpleNamespace(returncode=-signal.SIGILL if command[-1] == "bfloat16" else 0)
+
+    monkeypatch.delenv(processes.ISA_VARIABLE, raising=False)
+    monkeypatch.setattr(subprocess, "run", run)
+    _set_flags(monkeypatch, tmp_path, "avx512_bf16 amx_bf16 amx_tile")
+    processes._matmul_is_illegal.cache_clear()
+    return dtypes
+
+
+@pytest.fixture(autouse=True)
+def _forget_fakes(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(processes._matmul_is_illegal.cache_clear)
+
+
+def _set_flags(monkeypatch: pytest.MonkeyPatch, folder: Path, flags: str) -> None:
+    cpuinfo = folder / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: A processor\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(processes, "_CPUINFO", cpuinfo)
+
+
+def test_a_child_that_dies_of_an_illegal_instruction_is_found_once(probed: list[str]) -> None:
+    assert processes.bfloat16_crashes()
+    assert processes.bfloat16_crashes()
+    assert not processes.half_precision_crashes("float16")
+    assert probed == ["bfloat16", "float16"]
+
+
+def test_no_child_is_started_without_the_flag(
+    probed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _set_flags(monkeypatch, tmp_path, "avx512_bf16")
+    assert not processes.bfloat16_crashes()
+    monkeypatch.setattr(processes, "_CPUINFO", tmp_path / "missing")
+    assert not processes.bfloat16_crashes()
+    assert probed == []
+
+
+def test_the_variable_counts_also_after_the_probe(probed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processes.bfloat16_crashes()
+    monkeypatch.setenv(processes.ISA_VARIABLE, processes.ISA_WITHOUT_AMX)
+    assert not processes.bfloat16_crashes()
+    for allows_amx in ("avx512_core_amx", "ALL", "default"):
+        monkeypatch.setenv(processes.ISA_VARIABLE, allows_amx)
+        assert processes.bfloat16_crashes()
+
+
+def test_the_probe_itself_runs() -> None:
+    environment = {processes.ISA_VARIABLE: processes.ISA_WITHOUT_AMX}
+    done = subprocess.run(
+        [sys.executable, "-c", processes._MATMUL_PROBE, "bfloat16"], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
