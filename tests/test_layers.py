@@ -34,6 +34,7 @@ LAYERS = [
     "studies",
     "bench",
     "cli",
+    "__main__",
 ]
 FILES = sorted(SOURCE.rglob("*.py"))
 HEAVY = [

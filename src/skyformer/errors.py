@@ -1,24 +1,25 @@
-"""What bad input gets: every error and warning of the package, each saying what was expected and what came."""
+"""Every error and warning of the package; a message names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any
 
 
 class SkyformerError(Exception):
-    """Root of every error raised on purpose; the command line prints these without a traceback."""
+    """Base class of all errors raised on purpose; the command line prints them without a traceback."""
 
     exit_code = 2
-    """What the command line exits with."""
+    """Exit code of the command line."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes, also those whose arguments are not their message."""
-        return _revived, (type(self), self.args, self.__dict__)
+        """Pickle the message instead of the constructor's arguments, which may differ from it."""
+        return _unpickle, (type(self), self.args, self.__dict__)
 
 
-def _revived(kind: type[SkyformerError], args: tuple[Any, ...], state: dict[str, Any]) -> SkyformerError:
+def _unpickle(kind: type[SkyformerError], args: tuple[Any, ...], state: dict[str, Any]) -> SkyformerError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -29,7 +30,7 @@ class InputError(SkyformerError, ValueError):
 
 
 class ShapeError(InputError):
-    """A tensor has the wrong rank, or its sizes do not fit its partners'."""
+    """A tensor has the wrong number of dimensions, or sizes that do not match the other tensors."""
 
 
 class MaskError(InputError):
@@ -37,7 +38,7 @@ class MaskError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name was looked up and is not known; `meant` is what was probably meant, unless spelling tells that."""
+    """A name is not registered; the message suggests `meant` or else the closest known spelling."""
 
     def __init__(self, what: str, name: object, known: Iterable[str], meant: str | None = None) -> None:
         names = sorted(known)
@@ -47,19 +48,19 @@ class UnknownNameError(InputError):
 
 
 class UnsupportedError(SkyformerError, NotImplementedError):
-    """The mechanism cannot do what was asked; the message says which one can."""
+    """The attention does not support what was requested; the message names one that does."""
 
 
 class SolveError(SkyformerError, ArithmeticError):
-    """A linear system could not be solved, even with more regularisation."""
+    """A linear system could not be solved, even after adding regularisation."""
 
 
 class DataError(SkyformerError):
-    """A file or a data set is missing, damaged or not what it claims to be."""
+    """A file or a data set is missing, damaged or not of the expected kind."""
 
 
 class InterruptedRunError(SkyformerError):
-    """A run was told to stop by a signal, saved its state and can go on later."""
+    """A signal stopped the run; it saved its state and can be resumed."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -68,33 +69,69 @@ class InterruptedRunError(SkyformerError):
 
 
 class TrainingError(SkyformerError):
-    """A run cannot go on: a loss that is no number, a disk without space. What it saved before stays."""
+    """Training had to stop, for example because the disk is full; earlier checkpoints are still there."""
 
 
 class DivergedError(TrainingError):
-    """A loss or a gradient is not finite; the same run would end so again."""
+    """A loss or a gradient is not finite; running it again would give the same."""
+
+
+EXTRA_OF_MODULE = MappingProxyType(
+    {
+        "typer": "cli",
+        "rich": "cli",
+        "matplotlib": "cli",
+        "numpy": "model",
+        "pydantic": "model",
+        "safetensors": "model",
+        "datasets": "lra",
+        "filelock": "lra",
+        "PIL": "lra",
+        "platformdirs": "lra",
+        "pyarrow": "lra",
+        "lightning": "train",
+        "tensorboard": "train",
+        "torchmetrics": "train",
+        "yaml": "train",
+        "ray": "ray",
+        "accelerate": "hf",
+        "transformers": "hf",
+        "linformer": "peers",
+        "nystrom_attention": "peers",
+        "performer_pytorch": "peers",
+    }
+)
+"""Modules of the optional dependencies, and the extra of pyproject.toml that installs them."""
 
 
 class MissingExtraError(SkyformerError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed; `extra` is needed only if it differs from EXTRA_OF_MODULE."""
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, module: str, extra: str | None = None) -> None:
+        package = module.partition(".")[0]
+        extra = extra or EXTRA_OF_MODULE[package]
         super().__init__(
             f"{package!r} is not installed: pip install 'skyformer[{extra}]', or in a clone pip install '.[{extra}]'"
         )
 
 
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """The one-line error for a missing optional dependency; None if the module belongs to no extra, which is a bug."""
+    module = error.name or ""
+    return MissingExtraError(module) if module.partition(".")[0] in EXTRA_OF_MODULE else None
+
+
 class SkyformerWarning(UserWarning):
-    """Root of every warning raised on purpose."""
+    """Base class of all warnings raised on purpose."""
 
 
 class JitterWarning(SkyformerWarning):
-    """A factorisation succeeded only after its diagonal was raised."""
+    """A Cholesky factorisation succeeded only after adding to the diagonal."""
 
 
 class CheckpointWarning(SkyformerWarning):
-    """A checkpoint is damaged, and the one before it is used."""
+    """A checkpoint is damaged; the previous one is used instead."""
 
 
 class IgnoredSettingWarning(SkyformerWarning):
-    """A model has a setting that the attention chosen for it cannot honour, and goes on without."""
+    """The chosen attention does not support a setting of the model, which is ignored."""

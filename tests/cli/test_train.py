@@ -237,7 +237,7 @@ class TestBadInput:
     def test_no_space_left(self, skyformer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/state.json")
         monkeypatch.setattr(fit, "train", raising(full))
-        assert "no space left on the disk: runs/x/state.json; make room" in skyformer.refused("train", "text")
+        assert "no space left on the disk: runs/x/state.json; free some space" in skyformer.refused("train", "text")
 
     def test_a_folder_that_cannot_be_written(self, skyformer: Command, runs_dir: Path) -> None:
         prepare("listops", limit=4)

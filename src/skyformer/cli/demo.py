@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from skyformer.cli.train import train_extra
-
 _EXAMPLES = """
 Examples:
 
@@ -42,6 +40,6 @@ def demo(
 
     Each run has a process of its own. Stopped and started again, it goes on; what is finished is not trained again.
     """
-    with train_extra():
-        from skyformer.cli.demo_actions import run_demo
+    from skyformer.cli.demo_actions import run_demo
+
     run_demo(output, [name.strip() for name in attentions.split(",") if name.strip()], steps, seed, overrides or [])

@@ -1,4 +1,4 @@
-"""The `skyformer` command: gathers the sub-commands and turns errors into one line and an exit code."""
+"""The `skyformer` command: collects the sub-commands, and prints errors as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from skyformer.errors import InterruptedRunError, MissingExtraError, SkyformerError
+from skyformer.errors import InterruptedRunError, SkyformerError, missing_extra
 
 if TYPE_CHECKING:
     import typer
 
 DEBUG = "--debug"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def build_app() -> typer.Typer:
@@ -36,9 +36,9 @@ def build_app() -> typer.Typer:
     )
 
     @app.callback()
-    def _everywhere(
+    def _global_options(
         debug: bool = typer.Option(
-            False, DEBUG, help="Show the traceback of an error; may stand anywhere on the line."
+            False, DEBUG, help="Print the full traceback of an error; accepted anywhere on the command line."
         ),
     ) -> None:
         """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
@@ -57,11 +57,7 @@ def main() -> None:
     """Entry point of the console script."""
     arguments, debug = _without_debug(sys.argv[1:])
     try:
-        try:
-            app = build_app()
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(str(error.name), "cli") from error
-        app(arguments)
+        _run(arguments)
     except (SkyformerError, OSError) as error:
         if debug:
             traceback.print_exc()
@@ -69,8 +65,19 @@ def main() -> None:
         sys.exit(error.exit_code if isinstance(error, SkyformerError) else 2)
 
 
+def _run(arguments: list[str]) -> None:
+    """Run a command; a missing optional package is reported with the extra that installs it."""
+    try:
+        build_app()(arguments)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        raise missing from error
+
+
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without `--debug`, which may stand before or after the sub-command, and whether it was there."""
+    """The arguments without `--debug`, and whether it was among them, before or after the sub-command."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
     return [argument for argument in options if argument != DEBUG] + rest, DEBUG in options
@@ -82,8 +89,10 @@ def _one_line(error: SkyformerError | OSError) -> str:
     if isinstance(error, SkyformerError):
         return f"error: {error}"
     where = f": {error.filename}" if error.filename else ""
-    if error.errno in _FULL:
-        return f"error: no space left on the disk{where}; make room, then go on with the same command or --resume"
+    if error.errno in _DISK_FULL:
+        return (
+            f"error: no space left on the disk{where}; free some space, then run the same command again or use --resume"
+        )
     return f"error: {error.strerror or error}{where}"
 
 

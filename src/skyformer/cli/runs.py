@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from skyformer.cli.train import RunsDir, train_extra
+from skyformer.cli.train import RunsDir
 from skyformer.lra.tasks import TASKS
 
 _EXAMPLES = """
@@ -69,7 +69,7 @@ def runs(
     runs_dir: RunsDir = None,
 ) -> None:
     """Show all runs with state, step, accuracy and time, or their means over seeds beside the paper's."""
-    with train_extra():
-        from skyformer.cli.runs_actions import show_runs
+    from skyformer.cli.runs_actions import show_runs
+
     chosen = Chosen(*(tuple(filter(None, map(str.strip, text.split(",")))) for text in (task, attention, preset)))
     show_runs(runs_dir, chosen, summary, format_, plot)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from skyformer.cli.data import DataDir
-from skyformer.cli.train import Places, RunsDir, train_extra
+from skyformer.cli.train import Places, RunsDir
 from skyformer.lra.tasks import TASKS
 
 ALL = "all"
@@ -102,8 +102,8 @@ def sweep(
     Start it again to go on: what is finished is skipped, what is not goes on from its last checkpoint. A run that fails
     does not stop the others.
     """
-    with train_extra():
-        from skyformer.cli.sweep_actions import run_sweep
+    from skyformer.cli.sweep_actions import run_sweep
+
     runs = WantedRuns(task, attention, seeds, preset, tuple(overrides or ()), steps)
     chosen = WantedEngine(engine, jobs, retries, address, cpus, gpus, memory)
     run_sweep(runs, chosen, Places(runs_dir, data_dir), dry_run=dry_run)
