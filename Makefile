@@ -32,8 +32,7 @@ studies:
 
 docs:
 	./scripts/setup.sh cli
-	$(PY) scripts/attention_page.py
-	$(PY) scripts/huggingface_page.py
+	$(PY) scripts/pages.py
 
 bench:
 	./scripts/setup.sh cli,peers

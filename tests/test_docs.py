@@ -1,4 +1,4 @@
-"""The pages agree with the code: the generated table is fresh, links lead somewhere, every page is reachable."""
+"""The pages agree with the code: generated tables are up to date, links lead somewhere, every page is reachable."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_promise_table_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = str(ROOT / "scripts" / "attention_page.py")
+def test_generated_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(ROOT / "scripts" / "pages.py")
     monkeypatch.setattr(sys, "argv", [script, "--check"])
     with pytest.raises(SystemExit) as exit_:
         runpy.run_path(script, run_name="__main__")

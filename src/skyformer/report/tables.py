@@ -57,12 +57,12 @@ _BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 def as_markdown(tables: Sequence[Table]) -> str:
-    """The tables as Markdown, one section per table."""
+    """The tables as Markdown, one section per table; without a heading where a table has no title."""
     return "\n".join(_markdown(table) for table in tables)
 
 
 def _markdown(table: Table) -> str:
-    lines = [f"### {table.title}", ""]
+    lines = [f"### {table.title}", ""] if table.title else []
     header = _grouped_header(table)
     lines.append(_markdown_row(header))
     lines.append("|" + "---|" * len(header))

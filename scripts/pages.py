@@ -1,6 +1,7 @@
-"""Writes the figures of docs/huggingface.md from results/huggingface: `make docs`.
+"""Write the tables of docs/ that come from the code and from results/huggingface: `make docs`.
 
-With `--check` it only says whether the page is up to date. What has not been measured is left open in the tables.
+With `--check` nothing is written, and the exit code says whether every page is up to date. A number that was not
+measured is shown as "?".
 """
 
 from __future__ import annotations
@@ -8,17 +9,47 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyformer.attention import Promise, attention_class, list_attentions
+from skyformer.model import ModelConfig
+from skyformer.report.tables import Table, as_markdown
+
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "huggingface.md", ROOT / "results" / "huggingface"
+DOCS, RESULTS = ROOT / "docs", ROOT / "results" / "huggingface"
 OPEN = "?"
 
 
+def promises_table() -> str:
+    """One row per promise, one column per attention; a number refers to the reason below the table."""
+    names = list_attentions()
+    reasons: list[str] = []
+    rows = [[promise.value, *(_promise_cell(name, promise, reasons) for name in names)] for promise in Promise]
+    notes = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return table(["promise", *names], rows, notes)
+
+
+def _promise_cell(name: str, promise: Promise, reasons: list[str]) -> str:
+    cannot = attention_class(name).cannot
+    if promise not in cannot:
+        return "yes"
+    reasons.append(f"{name}: {cannot[promise]}.")
+    return f"no ({len(reasons)})"
+
+
+def settings_table() -> str:
+    """One row per setting of ModelConfig."""
+    rows = []
+    for name, field in ModelConfig.model_fields.items():
+        default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+        rows.append([f"`{name}`", default, str(field.description)])
+    return table(["setting", "default", "meaning"], rows)
+
+
 def read(name: str) -> Any:
-    """The results in a file, None if nobody has made it yet."""
+    """The results in a file, or None if it does not exist."""
     file = RESULTS / name
     return json.loads(file.read_text())["results"] if file.exists() else None
 
@@ -112,26 +143,29 @@ def speed_table() -> str:
             [r["attention"], f"{r['in_attention']:.2f} s", f"{r['share_of_sdpa']:.3f}", f"{r['forward']:.2f} s"]
             for r in results
         ],
-        "",
     )
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*([caption, ""] if caption else []), *lines])
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+    return as_markdown([Table("", header, rows, note)]).rstrip("\n")
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "embeddings": embeddings_table,
-    "finetune": finetune_table,
-    "long": long_table,
-    "speed": speed_table,
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "attentions.md": {"promises": promises_table},
+    "model.md": {"settings": settings_table},
+    "huggingface.md": {
+        "embeddings": embeddings_table,
+        "finetune": finetune_table,
+        "long": long_table,
+        "speed": speed_table,
+    },
 }
+"""The generated tables of each page; a table stands between `<!-- name: begin -->` and `<!-- name: end -->`."""
 
 
-def with_tables(page: str) -> str:
-    for name, make in TABLES.items():
+def with_tables(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """The text of a page with fresh tables."""
+    for name, make in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, rest = page.split(begin)
         _, after = rest.split(end)
@@ -140,11 +174,16 @@ def with_tables(page: str) -> str:
 
 
 def main() -> None:
-    page = PAGE.read_text()
-    fresh = with_tables(page)
+    outdated = []
+    for name, tables in PAGES.items():
+        page = (DOCS / name).read_text()
+        fresh = with_tables(page, tables)
+        if fresh != page:
+            outdated.append(name)
+        if "--check" not in sys.argv:
+            (DOCS / name).write_text(fresh)
     if "--check" in sys.argv:
-        sys.exit(0 if fresh == page else "docs/huggingface.md is out of date: make docs")
-    PAGE.write_text(fresh)
+        sys.exit(f"out of date: {', '.join(outdated)}; run make docs" if outdated else 0)
 
 
 if __name__ == "__main__":
