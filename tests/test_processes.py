@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from skyformer import processes
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The dtypes probed on a machine that advertises AMX; bfloat16 dies there, float16 does not."""
     dtypes: list[str] = []
 
@@ -26,12 +27,8 @@ def probed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(subprocess, "run", run)
     _set_flags(monkeypatch, tmp_path, "avx512_bf16 amx_bf16 amx_tile")
     processes._matmul_is_illegal.cache_clear()
-    return dtypes
-
-
-@pytest.fixture(autouse=True)
-def _forget_fakes(request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(processes._matmul_is_illegal.cache_clear)
+    yield dtypes
+    processes._matmul_is_illegal.cache_clear()
 
 
 def _set_flags(monkeypatch: pytest.MonkeyPatch, folder: Path, flags: str) -> None:
