@@ -43,20 +43,32 @@ Point = TypeVar("Point")
 
 @dataclass(frozen=True)
 class Options:
-    preset: str = option("study", help="The protocol: a preset of `skyformer train`, paper for the paper's budget.")
-    changes: tuple[str, ...] = option((), small=SMALL_LISTOPS, help="Changes to it, as --set of `skyformer train`.")
+    preset: str = option("study", help="Preset of `skyformer train`; paper for the paper's budget.")
+    changes: tuple[str, ...] = option(
+        (), small=SMALL_LISTOPS, help="Changes to the preset, as in `skyformer train --set`."
+    )
     tasks: tuple[str, ...] = option(
-        ("listops", "image", "text", "retrieval", "pathfinder"), small=("listops",), help="Tasks, in this order."
+        ("listops", "image", "text", "retrieval", "pathfinder"),
+        small=("listops",),
+        help="Tasks, in the order to train.",
     )
     attentions: tuple[str, ...] = option(tuple(ACCURACY), small=("skyformer", "softmax"), help="Attentions.")
-    seeds: tuple[int, ...] = option((0,), help="Seeds of every task and attention.")
-    more_seeds: tuple[int, ...] = option((1, 2), small=(), help="Further seeds of --repeated on --repeated-tasks.")
-    repeated: tuple[str, ...] = option(
-        ("skyformer", "kernelized", "softmax"), help="Those of --attentions with further seeds."
+    seeds: tuple[int, ...] = option((0,), help="Seeds for every task and attention.")
+    more_seeds: tuple[int, ...] = option(
+        (1, 2), small=(), help="Additional seeds for the attentions in --repeated on the tasks in --repeated-tasks."
     )
-    repeated_tasks: tuple[str, ...] = option(("listops", "image", "text"), help="Tasks with further seeds.")
-    data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
-    runs_dir: str = option("studies/accuracy/runs", small="studies/small/accuracy/runs", help="Where runs are kept.")
+    repeated: tuple[str, ...] = option(
+        ("skyformer", "kernelized", "softmax"), help="Attentions that are also trained with --more-seeds."
+    )
+    repeated_tasks: tuple[str, ...] = option(
+        ("listops", "image", "text"), help="Tasks that are also trained with --more-seeds."
+    )
+    data_dir: str | None = option(
+        None, help="Folder of the prepared data; short ListOps is generated if it is missing."
+    )
+    runs_dir: str = option(
+        "studies/accuracy/runs", small="studies/small/accuracy/runs", help="Folder of the trained runs."
+    )
 
 
 @dataclass(frozen=True)

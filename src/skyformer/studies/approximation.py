@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import build_attention
-from skyformer.checks import check_positive
 from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
@@ -31,7 +30,7 @@ from skyformer.ops.kernels import GaussianKernel, half_norms
 from skyformer.ops.solve import SOLVERS
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import Table, number, yes_or_no
-from skyformer.studies.base import check_each, option, quantile
+from skyformer.studies.base import option, quantile
 from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -59,14 +58,26 @@ SKYFORMER = "skyformer"
 @dataclass(frozen=True)
 class Options(HeadOptions):
     weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q, K, V.")
-    lengths: tuple[int, ...] = option((128, 256, 512), small=(128,), help="Tokens, up to the model's limit.")
-    long_lengths: tuple[int, ...] = option((1024, 2048, 4096), small=(), help="Tokens, for initialised weights only.")
-    features: tuple[int, ...] = option((16, 32, 64, 128, 256), small=(16, 64), help="d, landmarks or features.")
-    gammas: tuple[float, ...] = option(
-        (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), small=(1e-4, 1e-2, 1.0), help="Regularisations."
+    lengths: tuple[int, ...] = option(
+        (128, 256, 512),
+        small=(128,),
+        least=SHORTEST,
+        required=True,
+        help="Tokens per passage, at most the model's limit.",
     )
-    seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages, and seeds of all that is drawn.")
-    long_seeds: tuple[int, ...] = option((0,), help="The same for --long-lengths.")
+    long_lengths: tuple[int, ...] = option(
+        (1024, 2048, 4096), small=(), least=SHORTEST, help="Longer passages, for initialised weights only."
+    )
+    features: tuple[int, ...] = option(
+        (16, 32, 64, 128, 256), small=(16, 64), least=1, required=True, help="Numbers d of landmarks or features."
+    )
+    gammas: tuple[float, ...] = option(
+        (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), small=(1e-4, 1e-2, 1.0), above=0, help="Regularisations of Skyformer."
+    )
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), small=(0,), least=0, required=True, help="Numbers of passages; each is also the random seed."
+    )
+    long_seeds: tuple[int, ...] = option((0,), least=0, required=True, help="The same for --long-lengths.")
 
 
 @dataclass(frozen=True)
@@ -105,13 +116,6 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        check_each("--lengths", options.lengths, SHORTEST)
-        check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
-        check_each("--features", options.features, 1)
-        for gamma in options.gammas:
-            check_positive("--gammas", gamma)
-        check_each("--seeds", options.seeds, 0)
-        check_each("--long-seeds", options.long_seeds, 0, some=bool(options.long_lengths))
         self._source.check(options.weights, max(options.lengths), "--lengths")
 
     def cells(self) -> Sequence[Cell]:

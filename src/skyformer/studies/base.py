@@ -57,6 +57,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     """Whether its cells must be measured one by one, because they take times."""
 
     def __init__(self, options: OptionsT) -> None:
+        for each in option_fields(self.options_type):
+            each.check(getattr(options, each.name))
         self.options = options
 
     @abc.abstractmethod
@@ -83,15 +85,6 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
         """The figures of a record, whole or in part; the first is named "figure"."""
 
 
-def check_each(flag: str, values: Sequence[float], least: float, *, some: bool = True) -> None:
-    """That all are at least `least`, and that there are any if `some` are needed."""
-    if some and not values:
-        raise InputError(f"{flag} must name at least one number; got none")
-    for value in values:
-        if value < least:
-            raise InputError(f"{flag} must be numbers of at least {least}; got {value}")
-
-
 def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
     """That all are known."""
     for name in names:
@@ -99,17 +92,55 @@ def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None
             raise UnknownNameError(what, name, known)
 
 
-def option(default: Any, *, help: str, small: Any = MISSING) -> Any:
-    """A field of a study's options: its default, its default in the small version, and its line in --help."""
-    return field(default=default, metadata={"setting": Setting(help, default if small is MISSING else small)})
+def option(
+    default: Any,
+    *,
+    help: str,
+    small: Any = MISSING,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    required: bool = False,
+) -> Any:
+    """A field of a study's options.
+
+    Args:
+        small: the default of the small version, if it differs.
+        least, above, below: bounds of the number, or of each number of a list.
+        required: whether a list must have at least one value.
+    """
+    limits = Limits(least, above, below, required)
+    return field(default=default, metadata={"setting": Setting(help, default if small is MISSING else small, limits)})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which values of an option are accepted; see `option`."""
+
+    least: float | None
+    above: float | None
+    below: float | None
+    required: bool
+
+    def allow(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.least, "above": self.above, "below": self.below}
+        return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What --help tells of an option, and what it is in the small version."""
+    """The help text of an option, its default in the small version, and the values it accepts."""
 
     help: str
     small: Any
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -145,6 +176,16 @@ class OptionField:
         if self.kind is float and not all(map(math.isfinite, values)):
             raise InputError(f"{self.flag} must be finite; got {text!r}")
         return values if self.many else values[0]
+
+    def check(self, value: Any) -> None:
+        """Raise an error if the value is outside the option's limits; None is always inside."""
+        limits = self.setting.limits
+        values = value if self.many else [value]
+        if limits.required and not values:
+            raise InputError(f"{self.flag} must have at least one value; got none")
+        for each in values:
+            if each is not None and not limits.allow(each):
+                raise InputError(f"{self.flag} must be {limits}; got {each!r}")
 
     def help(self) -> str:
         shown, small = (_spell(value) for value in (self.default, self.setting.small))

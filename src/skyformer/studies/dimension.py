@@ -18,15 +18,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from skyformer.checks import check_at_least
-from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.landmarks import SAMPLERS, Candidates
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import Table, number
 from skyformer.studies import theorem
-from skyformer.studies.base import check_each, check_names, option, quantile
+from skyformer.studies.base import check_names, option, quantile
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -49,23 +47,39 @@ Numbers = tuple[float | None, ...]
 @dataclass(frozen=True)
 class Options(HeadOptions):
     weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q and K.")
-    lengths: tuple[int, ...] = option((64, 128, 256, 512), small=(32, 64), help="Tokens n, up to the model's limit.")
-    long_lengths: tuple[int, ...] = option((1024, 2048), small=(), help="Tokens, for initialised weights only.")
-    epsilons: tuple[float, ...] = option((0.5, 0.2, 0.1, 0.05, 0.01), small=(0.5, 0.1), help="Errors of C allowed.")
-    delta: float = option(0.1, help="The probability with which the guarantee may fail.")
-    heads: int = option(12, small=4, help="Heads measured, spread over all layers; fewer beyond 512 tokens.")
-    seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Passages for d_stat.")
-    draw_length: int = option(128, small=64, help="Tokens where landmarks are drawn many times.")
-    draws: int = option(100, small=10, help="Draws of the landmarks.")
-    counts: tuple[int, ...] = option((16, 32, 64, 128, 256, 512, 1024), small=(8, 64), help="Landmarks drawn.")
+    lengths: tuple[int, ...] = option(
+        (64, 128, 256, 512),
+        small=(32, 64),
+        least=SHORTEST,
+        required=True,
+        help="Tokens n per passage, at most the model's limit.",
+    )
+    long_lengths: tuple[int, ...] = option(
+        (1024, 2048), small=(), least=SHORTEST, help="Longer passages, for initialised weights only."
+    )
+    epsilons: tuple[float, ...] = option(
+        (0.5, 0.2, 0.1, 0.05, 0.01), small=(0.5, 0.1), above=0, below=1, help="Allowed relative errors of C."
+    )
+    delta: float = option(0.1, above=0, below=1, help="Probability with which the guarantee may fail.")
+    heads: int = option(12, small=4, least=1, help="Heads to measure, spread over all layers; fewer beyond 512 tokens.")
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), small=(0,), least=0, required=True, help="Numbers of passages for d_stat."
+    )
+    draw_length: int = option(
+        128, small=64, least=SHORTEST, help="Tokens of the passage for repeated draws of landmarks."
+    )
+    draws: int = option(100, small=10, least=1, help="Draws of the landmarks.")
+    counts: tuple[int, ...] = option(
+        (16, 32, 64, 128, 256, 512, 1024), small=(8, 64), least=1, help="Numbers of landmarks to draw."
+    )
     samplers: tuple[str, ...] = option(
         ("uniform", "stratified", "probe"), small=("uniform", "probe"), help="Landmark samplers."
     )
     targets: tuple[float, ...] = option(
-        (0.3, 0.1), small=(0.3,), help="Errors that a number of landmarks is asked for."
+        (0.3, 0.1), small=(0.3,), above=0, below=1, help="Errors to suggest a number of landmarks for."
     )
     held_out: tuple[int, ...] = option(
-        (8, 9), small=(5,), help="Passages for suggested numbers of landmarks; each is also tried on the next."
+        (8, 9), small=(5,), least=0, help="Numbers of passages for suggestions; each is also tried on the next passage."
     )
 
 
@@ -113,19 +127,6 @@ class Dimension(HeadStudy[Options, Cell, Result]):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         check_names("sampler of rows", options.samplers, _ROW_SAMPLERS)
-        for name, least in (("heads", 1), ("draws", 1), ("draw_length", SHORTEST)):
-            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), least)
-        if not 0 < options.delta < 1:
-            raise InputError(f"--delta must be a probability between 0 and 1; got {options.delta:g}")
-        check_each("--lengths", options.lengths, SHORTEST)
-        check_each("--long-lengths", options.long_lengths, SHORTEST, some=False)
-        check_each("--seeds", options.seeds, 0)
-        check_each("--held-out", options.held_out, 0, some=False)
-        check_each("--counts", options.counts, 1, some=False)
-        for flag, errors in (("--epsilons", options.epsilons), ("--targets", options.targets)):
-            for epsilon in errors:
-                if not 0 < epsilon < 1:
-                    raise InputError(f"{flag} must be errors between 0 and 1; got {epsilon:g}")
         longest = max(*options.lengths, options.draw_length)
         self._source.check(options.weights, longest, "--lengths and --draw-length")
 

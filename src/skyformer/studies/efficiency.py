@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from skyformer.attention import list_attentions
-from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.processes import free_bytes
@@ -81,16 +80,22 @@ class Options:
     attentions: tuple[str, ...] = option(
         tuple(each for each in ATTENTIONS if each != MATERIALISED),
         small=("linformer", "skyformer"),
-        help="Attentions; softmax as the paper ran it is always measured beside them.",
+        help="Attentions; materialised softmax, which the paper used, is always measured as well.",
     )
-    batches: tuple[str, ...] = option((PADDED, SIMILAR), help="How batches are made.")
-    length: int | None = option(None, small=256, help="Tokens; texts are cut to it, ListOps made no longer than it.")
-    rounds: int = option(3, small=1, help="How often everything but softmax as the paper ran it is measured.")
-    seconds: float = option(6.0, small=0.5, help="Timed steps of a cell, about.")
-    memory: float | None = option(None, help="GB that a step may take; none: what is free.")
-    pathfinder_limit: int = option(3000, help="Pathfinder images a split, as prepared with --limit.")
-    listops_limit: int | None = option(None, small=1000, help="ListOps examples a split; made if they are missing.")
-    data_dir: str | None = option(None, help="Where data is prepared.")
+    batches: tuple[str, ...] = option((PADDED, SIMILAR), help="How batches are made: padded, similar lengths, or both.")
+    length: int | None = option(
+        None, small=256, least=1, help="Longest sequence in tokens: texts are cut to it, ListOps is generated up to it."
+    )
+    rounds: int = option(
+        3, small=1, least=1, help="Measurements per attention; materialised softmax is measured only once."
+    )
+    seconds: float = option(6.0, small=0.5, above=0, help="Approximate seconds of timed steps per measurement.")
+    memory: float | None = option(None, above=0, help="Memory limit of a step in GB; none: the free memory.")
+    pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
+    listops_limit: int | None = option(
+        None, small=1000, least=1, help="ListOps examples per split; they are generated if they are missing."
+    )
+    data_dir: str | None = option(None, help="Folder of the prepared data.")
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,6 @@ class Efficiency(Study[Options, Cell, Result]):
         check_names("task", options.tasks, TASKS)
         check_names("attention", options.attentions, list_attentions())
         check_names("kind of batches", options.batches, (PADDED, SIMILAR))
-        check_at_least("--rounds", options.rounds, 1)
-        check_positive("--seconds", options.seconds)
-        if options.memory is not None:
-            check_positive("--memory, in GB,", options.memory)
 
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that what is missing is told before anything is measured."""

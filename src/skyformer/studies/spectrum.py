@@ -65,14 +65,20 @@ SMALL_TRAINING = (
 @dataclass(frozen=True)
 class Options:
     tasks: tuple[str, ...] = option(tuple(TASK_TITLES), small=("listops",), help="Tasks of Long Range Arena.")
-    preset: str = option("study", small="short", help="What the softmax models were, or are, trained with.")
-    changes: tuple[str, ...] = option((), small=SMALL_TRAINING, help="Changes to it, as --set of `skyformer train`.")
-    seed: int = option(0, help="Of the runs, and of what is drawn here.")
-    runs_dir: str = option("studies/accuracy/runs", small="studies/small/spectrum/runs", help="Where runs are kept.")
-    data_dir: str | None = option(None, help="Where data is prepared; short ListOps is made if it is missing.")
-    examples: int = option(8, small=4, help="Test examples a task.")
-    length: int = option(1024, help="Tokens that are read of each at most.")
-    landmarks: int = option(128, help="Of Skyformer.")
+    preset: str = option("study", small="short", help="Preset of `skyformer train` of the softmax models.")
+    changes: tuple[str, ...] = option(
+        (), small=SMALL_TRAINING, help="Changes to the preset, as in `skyformer train --set`."
+    )
+    seed: int = option(0, help="Seed of the trained models, and for test examples and landmarks.")
+    runs_dir: str = option(
+        "studies/accuracy/runs", small="studies/small/spectrum/runs", help="Folder of the trained models."
+    )
+    data_dir: str | None = option(
+        None, help="Folder of the prepared data; short ListOps is generated if it is missing."
+    )
+    examples: int = option(8, small=4, least=1, help="Test examples per task.")
+    length: int = option(1024, least=2, help="Tokens read of each example at most.")
+    landmarks: int = option(128, least=1, help="Landmarks of Skyformer.")
 
 
 @dataclass(frozen=True)
@@ -235,9 +241,6 @@ class Spectrum(Study[Options, Cell, Result]):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         check_names("task", options.tasks, TASKS)
-        for name, least in (("examples", 1), ("length", 2), ("landmarks", 1)):
-            if getattr(options, name) < least:
-                raise InputError(f"--{name} must be at least {least}; got {getattr(options, name)}")
 
     def facts(self) -> Mapping[str, Fact]:
         """Opens all data, so that what is missing is told before anything is trained."""

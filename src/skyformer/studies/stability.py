@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from skyformer.checks import check_at_least, check_probability
 from skyformer.errors import InputError
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
@@ -61,24 +60,32 @@ LAST = 20
 
 @dataclass(frozen=True)
 class Options:
-    data_dir: str | None = option(None, help="Where data is prepared.")
+    data_dir: str | None = option(None, help="Folder of the prepared data.")
     tasks: tuple[str, ...] = option(
-        ("listops", "text", "pathfinder", "image", "retrieval"), small=("listops",), help="Tasks."
+        ("listops", "text", "pathfinder", "image", "retrieval"), small=("listops",), help="Tasks of Long Range Arena."
     )
     attentions: tuple[str, ...] = option(
-        ("softmax", "nystromformer", "kernelized", "skyformer"), help="Attentions; softmax is what they are divided by."
+        ("softmax", "nystromformer", "kernelized", "skyformer"),
+        help="Attentions; softmax must be among them, because every score is divided by its score.",
     )
-    seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds of weights, batches and all that is drawn.")
-    preset: str = option("paper", small="short", help="Settings of the model and its training.")
-    dropout: float | None = option(None, small=0.1, help="Of the model whose scores are taken; none: the preset's.")
-    steps: int = option(20, small=4, help="Training steps.")
-    examples: int = option(4, help="Examples of each batch that f is taken on.")
+    seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds for weights, batches and landmarks.")
+    preset: str = option("paper", small="short", help="Preset of `skyformer train` for the scores.")
+    dropout: float | None = option(
+        None, small=0.1, least=0, below=1, help="Dropout of the models for the scores; none: the preset's."
+    )
+    steps: int = option(20, small=4, least=1, help="Training steps to compute the score for.")
+    examples: int = option(4, least=1, help="Examples of each batch on which f is evaluated.")
     rates: tuple[float, ...] = option(
-        (1e-4, 1e-3, 1e-2, 3e-2, 1e-1), small=(1e-3, 1e-1), help="Learning rates of the short trainings on ListOps."
+        (1e-4, 1e-3, 1e-2, 3e-2, 1e-1),
+        small=(1e-3, 1e-1),
+        above=0,
+        help="Learning rates of the short trainings on ListOps.",
     )
-    rate_steps: int = option(200, small=20, help="Steps of a short training.")
-    pathfinder_limit: int = option(3000, help="Pathfinder images a split, as prepared with --limit.")
-    listops_limit: int | None = option(None, small=500, help="ListOps examples a split; made if they are missing.")
+    rate_steps: int = option(200, small=20, least=1, help="Steps of a short training.")
+    pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
+    listops_limit: int | None = option(
+        None, small=500, least=1, help="ListOps examples per split; they are generated if they are missing."
+    )
 
 
 @dataclass(frozen=True)
@@ -138,11 +145,7 @@ class Stability(Study[Options, Cell, Result]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        for name in ("steps", "examples", "rate_steps"):
-            check_at_least(f"--{name.replace('_', '-')}", getattr(options, name), 1)
         check_names("attention of this study", options.attentions, TITLES)
-        if options.dropout is not None:
-            check_probability("--dropout", options.dropout)
         if options.attentions and BASELINE not in options.attentions:
             raise InputError(
                 f"--attentions must have {BASELINE!r} among them, for every score is divided by its; "
