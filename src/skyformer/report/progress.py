@@ -33,7 +33,10 @@ class Progress(Protocol):
         """Start a task of `total` units, of which `done` are done already."""
 
     def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
-        """Set the number of units that are done, or add to it; `text` says what is happening now."""
+        """Set the number of units that are done, or add to it; `text` says what is happening now.
+
+        A task that has not begun is ignored.
+        """
 
     def end(self, task: str) -> None:
         """Remove a task."""
@@ -75,7 +78,9 @@ class Lines:
         self._tasks[task] = _LineTask(total, done, done, now, now)
 
     def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
-        state = self._tasks[task]
+        state = self._tasks.get(task)
+        if state is None:
+            return
         state.done = (state.done if done is None else done) + advance
         now = time.monotonic()
         if now - state.last_line >= self._seconds:
@@ -112,6 +117,8 @@ class Bars:
         self._tasks[task] = self._bars.add_task(task, total=total, completed=done, text="")
 
     def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
+        if task not in self._tasks:
+            return
         fields = {} if text is None else {"text": text}
         self._bars.update(self._tasks[task], completed=done, advance=advance or None, **fields)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from skyformer.training.data import TaskData
 from skyformer.training.evaluation import score_within_fit
 from skyformer.training.metrics_log import MetricsLog
 from skyformer.training.module import ClassifierModule, build_model
-from skyformer.training.progress import Display
+from skyformer.training.progress import RunProgress
 from skyformer.training.runs import Run
 from skyformer.training.scores import Evaluation
 from skyformer.training.signals import StopSignals
@@ -131,7 +131,7 @@ class RunKeeper(Checkpoint):
         data: TaskData,
         store: CheckpointStore,
         metrics: MetricsLog,
-        display: Display,
+        display: RunProgress,
         signals: StopSignals,
     ) -> None:
         self.run, self.config, self.data, self.store = run, config, data, store

@@ -33,6 +33,7 @@ from skyformer.errors import (
 )
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
+from skyformer.report.progress import display
 from skyformer.training.callbacks import Best, RunKeeper, StayFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore, stored_weights_digest
 from skyformer.training.config import RunConfig
@@ -41,7 +42,7 @@ from skyformer.training.evaluation import score
 from skyformer.training.metrics_log import MetricsLog
 from skyformer.training.module import ClassifierModule, build_model, parameter_count
 from skyformer.training.prediction import load_best_model
-from skyformer.training.progress import Display, choose_display
+from skyformer.training.progress import RunProgress
 from skyformer.training.quiet import quiet_lightning
 from skyformer.training.runs import Run, RunResult, create_run, runs_dir_or_default
 from skyformer.training.scores import Evaluation
@@ -69,7 +70,7 @@ def train(
     """
     task = load_data(config, data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
-    job = _Job(run, config, task, choose_display(progress and is_main_process()), callbacks)
+    job = _Job(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
     if is_main_process():
         create_run(config, runs_dir)
@@ -92,7 +93,7 @@ def resume(
         )
     task = load_data(run.config, data_dir)
     _check_hardware(run.config)
-    return _carry_out(_Job(run, run.config, task, choose_display(progress and is_main_process()), callbacks))
+    return _carry_out(_Job(run, run.config, task, progress and is_main_process(), callbacks))
 
 
 def evaluate(
@@ -121,7 +122,7 @@ class _Job:
     run: Run
     config: RunConfig
     task: Task
-    display: Display
+    show_progress: bool
     callbacks: Sequence[Callback]
 
     @property
@@ -163,11 +164,12 @@ def _carry_out(job: _Job) -> RunResult:
         quiet_lightning(),
         _threads_restored(),
         StopSignals(job.advice) as signals,
+        display(quiet=not job.show_progress) as progress,
     ):
         try:
             if main:
                 _write_beginning(run)
-            return _fit_and_test(job, signals)
+            return _fit_and_test(job, signals, RunProgress(progress))
         except BaseException as error:
             failure = _as_error(error, job)
             if main:
@@ -178,8 +180,6 @@ def _carry_out(job: _Job) -> RunResult:
             if failure is error:
                 raise
             raise failure from error
-        finally:
-            job.display.end()
 
 
 def _as_error(error: BaseException, job: _Job) -> BaseException:
@@ -215,13 +215,13 @@ def _threads_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fit_and_test(job: _Job, signals: StopSignals) -> RunResult:
+def _fit_and_test(job: _Job, signals: StopSignals, progress: RunProgress) -> RunResult:
     run, config = job.run, job.config
     store = CheckpointStore(run.checkpoints, config.digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
     data = TaskData(job.task, config.loop, config.seed)
     metrics = MetricsLog(run.metrics_file)
-    keeper = RunKeeper(run, config, data, store, metrics, job.display, signals)
+    keeper = RunKeeper(run, config, data, store, metrics, progress, signals)
     if is_main_process():
         _clear_the_way(store, metrics, keeper, found)
     module = ClassifierModule(config, build_model(config))
@@ -261,12 +261,12 @@ def _clear_the_way(
 
 
 def _finish(job: _Job, trainer: pl.Trainer, module: ClassifierModule, data: TaskData, keeper: RunKeeper) -> RunResult:
-    job.display.evaluating(Split.DEV)
+    keeper.display.evaluating(Split.DEV)
     keeper.record_evaluation(trainer, job.config.loop.steps, score(trainer, module, data, Split.DEV))
     # The other processes read the model that the first one writes.
     trainer.strategy.barrier("best model")
     module.model.load_state_dict(load_best_model(job.run).state_dict())
-    job.display.evaluating(Split.TEST)
+    keeper.display.evaluating(Split.TEST)
     test = score(trainer, module, data, Split.TEST)
     keeper.clock.lap(training=False)
     assert keeper.best is not None
