@@ -1,175 +1,163 @@
-"""`skyformer study` as a user runs it."""
+"""`skyformer study` as a user runs it; most tests use the toy study of squares."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from skyformer.cli import main as command_line
+from skyformer.cli.study import build_app
 from skyformer.errors import DataError, InterruptedRunError
-from skyformer.studies import list_studies
-from skyformer.studies.approximation import Approximation
+from skyformer.registry import Registry
+from skyformer.studies.base import StudyClass
+from tests.cli.typed import CommandLine
 from tests.studies.tiny_bert import write_text, write_tiny_bert
-
-
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of the console script."""
-    monkeypatch.setattr("sys.argv", ["skyformer", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        command_line.main()
-    captured = capsys.readouterr()
-    return int(ended.value.code or 0), captured.out, captured.err
+from tests.studies.toy import Cell, Result, Squares
 
 
 @pytest.fixture(autouse=True)
 def _one_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formats are tested with the report; drawing is most of the time here."""
+    """The other formats are tested with the report; drawing them takes most of the time here."""
     monkeypatch.setattr("skyformer.report.figures.FORMATS", ("svg",))
 
 
 @pytest.fixture
-def skyformer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: run(capsys, monkeypatch, *(str(argument) for argument in arguments))
+def skyformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys, "study")
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("inputs")
-    model, text = write_tiny_bert(folder / "tiny-bert"), write_text(folder / "words.txt", 100)
-    return ["--model", str(model), "--text", str(text), "--weights", "pretrained", "--lengths", "16"]
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, skyformer: CommandLine, tmp_path: Path) -> CommandLine:
+    """The command line with the study of squares, and another that lacks its data."""
+
+    class Lacking(Squares):
+        name = "cubes"
+
+        def measure(self, cell: Cell) -> Result:
+            raise DataError("text is not prepared")
+
+    studies: Registry[StudyClass] = Registry("study")
+    studies.register(Lacking)
+    studies.register(Squares)
+    monkeypatch.setattr("skyformer.cli.study.study_app", build_app(studies, Path("studies"), "Toys."))
+    monkeypatch.chdir(tmp_path)
+    Squares.fails_at = None
+    return skyformer
 
 
-def test_it_leaves_a_record_tables_and_figures_which_render_draws_again(
-    skyformer: Any, inputs: list[str], tmp_path: Path
+def test_a_study_leaves_results_tables_and_figures_and_render_draws_them_again(
+    skyformer: CommandLine, tmp_path: Path
 ) -> None:
-    small = ["study", "approximation", "--small", *inputs, "--features", "4", "--gammas", "0.1", "--output", tmp_path]
-    code, out, err = skyformer(*small)
-    assert code == 0, err
-    assert "All methods, pretrained weights, n = 16" in out
-    names = {file.name for file in tmp_path.iterdir()}
+    pytest.importorskip("transformers")
+    model, text = write_tiny_bert(tmp_path / "tiny-bert"), write_text(tmp_path / "words.txt", 100)
+    inputs = ["--model", model, "--text", text, "--weights", "pretrained", "--lengths", "16"]
+    output = tmp_path / "output"
+    small = ["approximation", "--small", *inputs, "--features", "4", "--gammas", "0.1", "--output", output]
+    done = skyformer(*small)
+    assert done.code == 0, done.errors
+    assert "All methods, pretrained weights, n = 16" in done.output
+    names = {file.name for file in output.iterdir()}
     assert {"approximation.json", "table.md", "table.tex", "figure.svg", "landmarks.svg", "gamma.svg"} <= names
-    record = json.loads((tmp_path / "approximation.json").read_text())
+    record = json.loads((output / "approximation.json").read_text())
     assert record["runs"][0]["command"].startswith(
         "skyformer study approximation --small --model tiny-bert --text words"
     )
-    assert str(tmp_path.parent) not in json.dumps(record)
-    (tmp_path / "figure.svg").unlink()
-    code, _, _ = skyformer("study", "approximation", "--render", "--output", tmp_path)
-    assert code == 0
-    assert (tmp_path / "figure.svg").exists()
+    assert str(tmp_path) not in json.dumps(record)
+    (output / "figure.svg").unlink()
+    assert skyformer("approximation", "--render", "--output", output).code == 0
+    assert (output / "figure.svg").exists()
 
 
-def test_other_settings_need_another_folder(skyformer: Any, inputs: list[str], tmp_path: Path) -> None:
-    few = ["study", "dimension", *inputs, "--epsilons", "0.5", "--heads", "1", "--seeds", "0", "--draws", "1"]
-    few += ["--counts", "4", "--draw-length", "16", "--targets", "0.5", "--held-out", "1", "--output", tmp_path]
-    assert skyformer(*few)[0] == 0
-    code, _, err = skyformer(*few, "--epsilons", "0.4")
-    assert code == 2
-    assert "outside this run's plan" in err
-    assert "--output" in err
+def test_options_of_a_study_are_options_of_its_command(toy: CommandLine) -> None:
+    done = toy("squares", "--seeds", "0,1", "--power", "1", "--loud", "--small", "--threads", "1")
+    assert done.code == 0, done.errors
+    content = json.loads(Path("studies/small/squares/squares.json").read_text())
+    assert content["options"] == {"seeds": [0, 1], "power": 1.0, "note": None, "loud": True}
+    done = toy("squares", "--small")
+    assert done.code == 2
+    assert "was measured with power 1.0, this command has 2.0" in done.errors
+    assert "--output" in done.errors
+
+
+def test_a_missed_target_is_reported_with_exit_code_1(toy: CommandLine) -> None:
+    done = toy("squares", "--power", "3")
+    assert "FAIL" in done.output
+    assert done.code == 1
+    assert "squares misses 2 targets: square of 4" in done.errors
+    assert toy("squares", "--render").code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "promised"),
     [
-        (["approximation", "--lengths", "many"], "--lengths must be a whole number, or several"),
-        (
-            ["approximation", "--small", "--text", "no/such/file.txt"],
-            "--text must be a readable UTF-8 file; no/such/file.txt",
-        ),
-        (["dimension", "--render", "--output", "no/such/folder"], "run the study without --render first"),
+        (["--seeds", "many"], "--seeds must be a whole number, or several"),
+        (["--render", "--output", "no/such/folder"], "run the command without --render first"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(skyformer: Any, arguments: list[str], promised: str) -> None:
-    code, _, err = skyformer("study", *arguments)
-    assert code == 2
-    assert promised in err
-    assert len(err.strip().splitlines()) == 1
+def test_bad_input_is_one_line_and_exit_code_2(toy: CommandLine, arguments: list[str], promised: str) -> None:
+    done = toy("squares", *arguments)
+    assert done.code == 2
+    assert promised in done.errors
+    assert len(done.errors.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("stop", "code", "name"),
     [
         (KeyboardInterrupt(), 130, "SIGINT"),
-        (InterruptedRunError("stopped by SIGTERM; go on with: skyformer train", 15), 143, "SIGTERM"),
+        (InterruptedRunError("stopped by SIGTERM; resume with: skyformer train", 15), 143, "SIGTERM"),
     ],
 )
-def test_an_interrupt_says_how_to_go_on(
-    skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any, stop: BaseException, code: int, name: str
+def test_an_interrupt_explains_how_to_resume(
+    toy: CommandLine, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, name: str
 ) -> None:
-    measure, allowed = Approximation.measure, iter([False, True])
+    measure, allowed = Squares.measure, iter([False, True])
 
-    def interrupt(self: Approximation, cell: Any) -> Any:
+    def interrupt(self: Squares, cell: Cell) -> Result:
         if not next(allowed, False):
             raise stop
         return measure(self, cell)
 
-    monkeypatch.setattr(Approximation, "measure", interrupt)
-    command = ["study", "approximation", "--small", *inputs, "--features", "4", "--output", tmp_path]
-    found, _, err = skyformer(*command)
-    assert found == code
-    assert f"stopped by {name}; nothing was measured yet" in " ".join(err.split())
-    found, _, err = skyformer(*command)
-    assert found == code
-    assert f"stopped by {name}; the same command goes on" in " ".join(err.split())
-    assert "skyformer train" not in err
-    found, out, _ = skyformer(*command)
-    assert "going on from" in out
-    _, out, err = skyformer(*command, "--fresh")
-    assert "going on from" not in out
-    assert "nothing was measured yet" in " ".join(err.split()), "the record that is there is that of the last command"
+    monkeypatch.setattr(Squares, "measure", interrupt)
+    done = toy("squares")
+    assert done.code == code
+    assert f"stopped by {name}; nothing was measured yet" in done.errors
+    done = toy("squares")
+    assert done.code == code
+    assert f"stopped by {name}; run the same command again to resume from studies/squares/squares.json" in done.errors
+    assert "skyformer train" not in done.errors
+    assert "resuming from" in toy("squares").output
+    done = toy("squares", "--fresh")
+    assert "resuming from" not in done.output
+    assert "nothing was measured yet" in done.errors, "the saved record is that of the command before"
     allowed = iter([True])
-    _, _, err = skyformer(*command, "--fresh")
-    assert "the same command without --fresh goes on" in " ".join(err.split())
+    assert "run the same command again without --fresh to resume" in toy("squares", "--fresh").errors
 
 
-def test_an_interrupt_while_figures_are_drawn_is_told_too(
-    skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any
+def test_an_interrupt_while_figures_are_drawn_is_explained_too(
+    toy: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("skyformer.cli.study.write_report", interrupt)
-    small = ["--features", "4", "--gammas", "0.1", "--output", tmp_path]
-    code, _, err = skyformer("study", "approximation", "--small", *inputs, *small)
-    assert code == 130
-    assert "the same command goes on" in " ".join(err.split())
+    done = toy("squares")
+    assert done.code == 130
+    assert "run the same command again to resume" in done.errors
 
 
-def test_a_log_gets_a_line_now_and_then(skyformer: Any, inputs: list[str], tmp_path: Path, monkeypatch: Any) -> None:
-    small = ["--features", "4", "--gammas", "0.1"]
-    monkeypatch.setattr("skyformer.cli.study.SECONDS_BETWEEN_LINES", 3600)
-    _, _, err = skyformer("study", "approximation", "--small", *inputs, *small, "--output", tmp_path / "quick")
-    assert "approximation: " not in err
-    monkeypatch.setattr("skyformer.cli.study.SECONDS_BETWEEN_LINES", 0)
-    _, _, err = skyformer("study", "approximation", "--small", *inputs, *small, "--output", tmp_path / "lines")
-    assert "approximation: 1 of " in err
-
-
-def test_help_lists_studies_and_their_options(skyformer: Any) -> None:
-    _, out, _ = skyformer("study", "--help")
+def test_help_lists_studies_and_their_options(skyformer: CommandLine) -> None:
+    listed = skyformer("--help").output
     for name in ("approximation", "dimension", "all"):
-        assert name in out
-    _, out, _ = skyformer("study", "dimension", "--help")
+        assert name in listed
+    options = skyformer("dimension", "--help").output
     for option in ("--epsilons", "--draws", "--small", "--output", "--render"):
-        assert option in out
+        assert option in options
 
 
-def test_all_studies_run_though_one_lacks_its_data(skyformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[tuple[str, Path]] = []
-
-    def pretend(study: Any, folder: Path, threads: int, jobs: int, fresh: bool) -> None:
-        if study.name == "accuracy":
-            raise DataError("text is not prepared")
-        ran.append((study.name, folder))
-
-    monkeypatch.setattr("skyformer.cli.study._run_and_show", pretend)
-    code, _, err = skyformer("study", "all", "--small")
-    assert [name for name, _ in ran] == [name for name in list_studies() if name != "accuracy"]
-    assert {folder.parent for _, folder in ran} == {Path("studies/small")}
-    assert code == 2
-    assert "1 of 6 studies could not run. accuracy: text is not prepared" in " ".join(err.split())
+def test_all_studies_run_even_if_one_lacks_its_data(toy: CommandLine) -> None:
+    done = toy("all", "--small")
+    assert Path("studies/small/squares/table.md").exists()
+    assert done.code == 2
+    assert "1 of 2 failed. cubes: text is not prepared" in done.errors

@@ -170,7 +170,7 @@ def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) ->
 def test_a_second_run_measures_nothing(options: Options, record: Record[Cell, Result], tmp_path: Path) -> None:
     record.write(tmp_path / "approximation.json")
     again = run_study(Approximation(options), tmp_path)
-    assert len(again.runs) == 1
+    assert len(again.invocations) == 1
     assert len(json.loads((tmp_path / "approximation.json").read_text())["cells"]) == len(record.cells)
 
 

@@ -41,6 +41,7 @@ def test_a_long_title_stays_within_a_narrow_figure(tmp_path: Path) -> None:
 
 def test_tables_carry_the_figures_and_where_they_come_from(files: dict[str, Path]) -> None:
     markdown, latex = files["table.md"].read_text(), files["table.tex"].read_text()
+    assert "| square of 4 | at most 20 | 16 | pass |" in markdown
     assert "| x_4 & 5% | **16** |" in markdown
     assert "commit" in markdown
     assert r"x\_4 \& 5\% & \textbf{16} \\" in latex

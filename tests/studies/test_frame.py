@@ -1,8 +1,10 @@
-"""The frame of the studies: nothing finished is lost, a rerun goes on, and what does not fit is refused."""
+"""The frame of the studies: no finished result is lost, a rerun resumes, and records that do not fit are refused."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
-from skyformer.report.tables import number
+from skyformer.report.progress import Silent
 from skyformer.studies import list_studies, register_study, run_study, study_class
 from skyformer.studies.base import make_options, option_fields, quantile
 from skyformer.studies.record import read_record, record_path, significant
+from skyformer.studies.targets import at_least, at_most, close_to
 from tests.helpers import refused
-from tests.studies.toy import Cell, Options, Result, Squares
+from tests.studies.toy import Cell, Options, Part, Result, Squares
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +29,16 @@ def _clean() -> Iterator[None]:
     Squares.fails_at = None
 
 
-def test_every_cell_is_measured_once_and_kept(tmp_path: Path) -> None:
+def test_every_cell_is_measured_once_and_saved(tmp_path: Path) -> None:
     record = run_study(Squares(Options()), tmp_path)
-    assert record.results()[Cell(4, 1)] == Result(17.0, (4.0, 0.5))
+    assert record.results()[Cell(4, 1)] == Result(17.0, (4.0, 0.5), (Part("half", (2.0,)),))
     again = run_study(Squares(Options()), tmp_path)
     assert len(Squares.measured) == 6
     assert again.results() == record.results()
-    assert len(again.runs) == 1
+    assert len(again.invocations) == 1
 
 
-def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_study_resumes(tmp_path: Path) -> None:
     Squares.fails_at = Cell(1, 1)
     with pytest.raises(KeyboardInterrupt):
         run_study(Squares(Options()), tmp_path)
@@ -44,10 +47,10 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     Squares.fails_at = None
     record = run_study(Squares(Options()), tmp_path)
     assert len(Squares.measured) == 6
-    assert [measured.run for measured in record.cells.values()] == [0, 0, 0, 1, 1, 1]
+    assert [measured.invocation for measured in record.cells.values()] == [0, 0, 0, 1, 1, 1]
 
 
-def test_want_of_memory_is_told_and_other_errors_are_left_alone(
+def test_out_of_memory_is_explained_and_other_errors_are_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Squares, cell: Cell) -> Result:
@@ -55,27 +58,34 @@ def test_want_of_memory_is_told_and_other_errors_are_left_alone(
 
     monkeypatch.setattr(Squares, "measure", fail)
     message = "DefaultCPUAllocator: can't allocate memory:"
-    with refused(TrainingError, "not enough memory", "squares (1 0)", "kept"):
+    with refused(TrainingError, "squares ran out of memory at 1 0", "saved"):
         run_study(Squares(Options()), tmp_path)
     message = "shapes do not match:"
     with refused(RuntimeError, "shapes do not match"):
         run_study(Squares(Options()), tmp_path)
 
 
-def test_cells_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
-    alone = run_study(Squares(Options()), tmp_path / "alone").results()
-    together = run_study(Squares(Options()), tmp_path / "together", jobs=2).results()
-    assert together == alone
-    assert len(Squares.measured) == 6, "the second time, other processes measured"
-
-
-def test_a_cell_that_fails_in_company_loses_no_other_that_was_begun(tmp_path: Path) -> None:
+def test_parallel_workers_give_the_same_results_and_spare_other_children(tmp_path: Path) -> None:
     """Seed 9 makes the first of its cells fail, with an error whose arguments are not its message."""
-    with refused(UnknownNameError, "unknown square 'x'"):
-        run_study(Squares(Options(seeds=(0, 9))), tmp_path, jobs=2)
-    kept = read_record(Squares, record_path("squares", tmp_path)).results()
-    assert {Cell(x, 0) for x in (1, 2, 4)} <= kept.keys()
-    assert Cell(1, 9) not in kept
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    child.start()
+    try:
+        with refused(UnknownNameError, "unknown square 'x'"):
+            run_study(Squares(Options(seeds=(0, 9))), tmp_path, jobs=2)
+        assert child.is_alive(), "a process of the caller was ended"
+        deadline = time.monotonic() + 30
+        while multiprocessing.active_children() != [child]:
+            assert time.monotonic() < deadline, "a worker outlives its study"
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.join()
+    saved = read_record(Squares, record_path("squares", tmp_path)).results()
+    assert {Cell(x, 0) for x in (1, 2, 4)} <= saved.keys()
+    assert Cell(1, 9) not in saved
+    assert not Squares.measured, "other processes measured"
+    alone = run_study(Squares(Options(seeds=(0,))), tmp_path / "alone").results()
+    assert {cell: result for cell, result in saved.items() if cell.seed == 0} == alone
 
 
 def test_an_empty_plan_is_refused(tmp_path: Path) -> None:
@@ -83,27 +93,31 @@ def test_an_empty_plan_is_refused(tmp_path: Path) -> None:
         run_study(Squares(Options(seeds=())), tmp_path)
 
 
-def test_a_study_that_takes_times_refuses_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Squares, "times_things", True)
+def test_a_timing_study_runs_alone_and_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Squares, "is_timing_study", True)
     with refused(InputError, "--jobs must be 1", "squares"):
         run_study(Squares(Options()), tmp_path, jobs=2)
+    assert run_study(Squares(Options()), tmp_path, threads=1).facts.keys() >= {"processor", "cores", "threads"}
+    monkeypatch.setattr("skyformer.studies.run.processor_name", lambda: "another processor")
+    with refused(InputError, "processor", "'another processor'"):
+        run_study(Squares(Options()), tmp_path, threads=1)
 
 
-def test_the_record_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_the_record_has_the_environment_of_its_results(tmp_path: Path) -> None:
     run_study(Squares(Options(note="x")), tmp_path, threads=1)
     content = json.loads((tmp_path / "squares.json").read_text())
-    assert content["options"] == {"seeds": [0, 1], "power": 2.0, "note": "x"}
+    assert content["options"] == {"seeds": [0, 1], "power": 2.0, "note": "x", "loud": False}
     assert content["facts"] == {"power": 2.0}
-    (run,) = content["runs"]
-    assert run["command"].split()[0] == "skyformer"
-    assert run["threads"] == 1
-    assert {"processor", "cores", "system"} == set(run["machine"])
-    assert {"python", "torch"} <= set(run["versions"])
+    (invocation,) = content["runs"]
+    assert invocation["command"].split()[0] == "skyformer"
+    assert invocation["threads"] == 1
+    assert {"processor", "cores", "system"} == set(invocation["machine"])
+    assert {"python", "torch"} <= set(invocation["versions"])
     assert content["cells"][0].keys() == {"cell", "run", "seconds", "result"}
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_the_record_tells_nothing_of_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_does_not_show_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--text", "/home/ann/my texts/wiki.txt", "--data-dir=/data/lra/", "--model", "../models/bert", "--seeds"]
     monkeypatch.setattr("sys.argv", ["/usr/bin/skyformer", "study", "squares", *given, "0,1", "--output", "out/a"])
     run_study(Squares(Options(note="/home/ann/my texts/wiki.txt")), tmp_path)
@@ -114,7 +128,7 @@ def test_the_record_tells_nothing_of_the_users_folders(tmp_path: Path, monkeypat
     assert content["options"]["note"] == "wiki.txt"
 
 
-def test_a_longer_plan_keeps_what_is_there_and_a_shorter_is_refused(tmp_path: Path) -> None:
+def test_a_longer_plan_keeps_saved_results_and_a_shorter_is_refused(tmp_path: Path) -> None:
     run_study(Squares(Options(seeds=(0,))), tmp_path)
     assert len(run_study(Squares(Options(seeds=(0, 1))), tmp_path).cells) == 6
     assert len(Squares.measured) == 6
@@ -123,7 +137,7 @@ def test_a_longer_plan_keeps_what_is_there_and_a_shorter_is_refused(tmp_path: Pa
     assert len(run_study(Squares(Options(seeds=(0,))), tmp_path, fresh=True).cells) == 3
 
 
-def test_other_facts_are_refused(tmp_path: Path) -> None:
+def test_different_facts_are_refused(tmp_path: Path) -> None:
     run_study(Squares(Options()), tmp_path)
     with refused(InputError, "power 2.0", "3.0", "--output"):
         run_study(Squares(Options(power=3.0)), tmp_path)
@@ -132,14 +146,19 @@ def test_other_facts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", ("no record of a study", "--fresh")),
-        ("[]", ("no record of a study",)),
+        ("{", ("not the record of a study", "--fresh")),
+        ("[]", ("not the record of a study",)),
         ('{"format": 99}', ("format 99", "upgrade skyformer")),
         ('{"format": 1, "study": "other"}', ("'other'", "'squares'")),
         ('{"format": 1, "study": "squares", "options": {}}', ("does not fit this version",)),
         (
             '{"format": 1, "study": "squares", "options": {}, "facts": {}, "runs": [], '
             '"cells": [{"cell": {"z": 1}, "run": 0, "seconds": 0, "result": {}}]}',
+            ("does not fit this version",),
+        ),
+        (
+            '{"format": 1, "study": "squares", "options": {}, "facts": {}, "runs": [], '
+            '"cells": [{"cell": {"x": 1, "seed": 0}, "run": 0, "seconds": 0, "result": {"y": 1, "named": [2]}}]}',
             ("does not fit this version",),
         ),
     ],
@@ -158,18 +177,28 @@ def test_numbers_that_are_not_finite_do_not_enter_the_record() -> None:
     assert significant(0.123456) == 0.1235
 
 
-def test_progress_counts_what_was_there_before(tmp_path: Path) -> None:
+def test_progress_counts_saved_results(tmp_path: Path) -> None:
+    class Reports(Silent):
+        seen: list[object] = []
+
+        def begin(self, task: str, total: int | None = None, done: int = 0) -> None:
+            self.seen.append((task, total, done))
+
+        def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
+            self.seen.append(text or advance)
+
+        def end(self, task: str) -> None:
+            self.seen.append("end")
+
     run_study(Squares(Options(seeds=(0,))), tmp_path)
-    seen: list[tuple[int, int, str]] = []
-    run_study(Squares(Options(seeds=(0, 1))), tmp_path, report=lambda *progress: seen.append(progress))
-    assert seen == [(3, 6, "1 1"), (4, 6, "2 1"), (5, 6, "4 1"), (6, 6, "done")]
+    run_study(Squares(Options(seeds=(0, 1))), tmp_path, progress=Reports())
+    assert Reports.seen == [("squares", 6, 3), "1 1", 1, "2 1", 1, "4 1", 1, "end"]
 
 
 def test_options_have_a_small_version_and_are_read_from_text() -> None:
     assert make_options(Squares, small=True, given={}) == Options(seeds=(0,))
-    assert make_options(Squares, small=False, given={"seeds": "3, 4", "power": "0.5", "note": "n"}) == Options(
-        (3, 4), 0.5, "n"
-    )
+    given = {"seeds": "3, 4", "power": "0.5", "note": "n", "loud": True}
+    assert make_options(Squares, small=False, given=given) == Options((3, 4), 0.5, "n", True)
     for text in (" ", "none"):
         assert make_options(Squares, small=False, given={"seeds": text}).seeds == ()
     assert make_options(Squares, small=False, given={"note": "none"}).note is None
@@ -180,27 +209,32 @@ def test_options_have_a_small_version_and_are_read_from_text() -> None:
     with refused(InputError, "--power", "finite", "'nan'"):
         make_options(Squares, small=False, given={"power": "nan"})
     assert [each.help() for each in option_fields(Options)] == [
-        "Seeds, separated by commas. (default: 0,1; small: 0)",
+        "Seeds, separated by commas. (default: 0,1; with --small: 0)",
         "The exponent. (default: 2.0)",
         "A remark. (default: none)",
+        "Print more. (default: no)",
     ]
 
 
-def test_studies_go_by_their_names() -> None:
-    assert list_studies() == ["accuracy", "approximation", "dimension", "efficiency", "spectrum", "stability"]
+def test_studies_are_found_by_name() -> None:
+    assert {"accuracy", "approximation", "dimension", "efficiency", "spectrum", "stability"} <= set(list_studies())
     with refused(UnknownNameError, "unknown study 'approximations'", "Did you mean 'approximation'?"):
         study_class("approximations")
-    with refused(InputError, "the name 'approximation' belongs to"):
+    with refused(InputError, "the study name 'approximation' is taken"):
         register_study(type("Another", (Squares,), {"name": "approximation"}))
 
 
-def test_a_cell_counts_once_however_often_it_is_planned(tmp_path: Path) -> None:
+def test_a_cell_that_is_planned_twice_is_measured_once(tmp_path: Path) -> None:
     assert len(run_study(Squares(replace(Options(), seeds=(0, 0))), tmp_path).cells) == 3
 
 
-def test_quantiles_and_numbers() -> None:
+def test_targets_pass_up_to_their_limit() -> None:
+    assert [at_most("time", value, 2).passed for value in (2, 2.1)] == [True, False]
+    assert [at_least("time", value, 2).passed for value in (2, 1.9)] == [True, False]
+    assert [close_to("mean", value, 2, 0.1).passed for value in (1.7, 1.9, 2.1, 2.3)] == [False, True, True, False]
+
+
+def test_quantiles() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([0.0, 1.0], 0.25) == 0.25
     assert quantile([1.0, float("inf"), float("inf")], 0.75) == float("inf")
-    shown = [number(x) for x in (None, 0, 0.0312, 1.049, 31.24, 1234.5, 2.13e7, 2.1e-5)]
-    assert shown == ["-", "0", "0.0312", "1.05", "31.2", "1,234", "2.1e+07", "2.1e-05"]

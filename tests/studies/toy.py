@@ -10,6 +10,7 @@ from skyformer.errors import UnknownNameError
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.targets import Target, at_most
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Options:
     seeds: tuple[int, ...] = option((0, 1), small=(0,), help="Seeds, separated by commas.")
     power: float = option(2.0, help="The exponent.")
     note: str | None = option(None, help="A remark.")
+    loud: bool = option(False, help="Print more.")
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,16 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Part:
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Result:
     y: float | None
     parts: tuple[float, ...] = ()
+    named: tuple[Part, ...] = ()
 
 
 class Squares(Study[Options, Cell, Result]):
@@ -51,7 +60,8 @@ class Squares(Study[Options, Cell, Result]):
         if cell.x * cell.seed == self.breaks_at:
             raise UnknownNameError("square", "x", ["y"])
         self.measured.append(cell)
-        return Result(cell.x**self.options.power + cell.seed, (float(cell.x), 0.5))
+        parts = (float(cell.x), 0.5)
+        return Result(cell.x**self.options.power + cell.seed, parts, (Part("half", (cell.x / 2,)),))
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
@@ -63,3 +73,7 @@ class Squares(Study[Options, Cell, Result]):
         x, y = [float(cell.x) for cell in results], [result.y for result in results.values()]
         line = Series("x^2", x, y, y, y)
         return [Figure("figure", "Squares", [Panel("all", "x", "y", [line], x_log=True, y_log=True)] * 2)]
+
+    @classmethod
+    def targets(cls, results: Mapping[Cell, Result]) -> Sequence[Target]:
+        return [at_most(f"square of {cell.x}", result.y or 0, 20, "") for cell, result in results.items()]

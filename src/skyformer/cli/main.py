@@ -23,7 +23,7 @@ def build_app() -> typer.Typer:
     from skyformer.cli.data import app as data
     from skyformer.cli.demo import add_commands as add_demo
     from skyformer.cli.runs import add_commands as add_runs
-    from skyformer.cli.study import app as study
+    from skyformer.cli.study import study_app as study
     from skyformer.cli.sweep import add_commands as add_sweep
     from skyformer.cli.train import add_commands as add_training
 

@@ -1,11 +1,9 @@
-"""`skyformer study NAME`: rerun one of the paper's studies on this machine."""
+"""`skyformer study NAME` and `skyformer bench NAME`: measure, save every result, and show tables and figures."""
 
 from __future__ import annotations
 
 import inspect
 import signal
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,81 +12,76 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
 
-from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, TrainingError
+from skyformer.errors import DataError, InputError, InterruptedRunError, SkyformerError, TrainingError, missing_extra
+from skyformer.registry import Registry
+from skyformer.report.progress import display
 from skyformer.report.tables import as_markdown
-from skyformer.studies.base import OptionField, Study, make_options, option_fields
-from skyformer.studies.files import write_report
+from skyformer.studies.base import OptionField, Study, StudyClass, make_options, option_fields
+from skyformer.studies.files import report_tables, write_report
 from skyformer.studies.record import Record, read_record, record_path
-from skyformer.studies.registry import list_studies, study_class
-from skyformer.studies.run import Report, run_study
+from skyformer.studies.registry import STUDIES
+from skyformer.studies.run import run_study
 
-AnyStudy = type[Study[Any, Any, Any]]
+NOTHING_YET = "nothing was measured yet; run the same command again, which also resumes a run that was training"
 
-SECONDS_BETWEEN_LINES = 30
-"""Of progress, where it is no bar."""
-
-NOTHING_YET = "nothing was measured yet; the same command begins again, and goes on with a run that was in training"
-
-Small = Annotated[bool, typer.Option("--small", help="A version of a minute or two.")]
-Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that measure side by side, --threads each.")]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Forget the stored record, and begin anew; trained runs are kept, and read.")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", help="Folder of the record, tables and figures (default: studies/NAME, or studies/small/NAME)."
-    ),
-]
-Render = Annotated[bool, typer.Option("--render", help="Measure nothing: tables and figures from the stored record.")]
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Rerun the paper's studies. Each keeps its raw figures in a JSON file as it goes; run it again to go on.",
-)
+Small = Annotated[bool, typer.Option("--small", help="A version that takes a minute or two.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Number of parallel processes, with --threads threads each.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Discard saved results; reuse trained runs.")]
+Output = Annotated[Path | None, typer.Option("--output", help="Folder for results, tables and figures.")]
+Render = Annotated[bool, typer.Option("--render", help="Measure nothing; make tables and figures from saved results.")]
 
 
-@app.command("all")
-def _all(small: Small = False, threads: Threads = 1, fresh: Fresh = False, output: Output = None) -> None:
-    """Every study with its defaults, one after the other; what one lacks does not keep the others from running."""
-    failed = []
-    for name in list_studies():
-        study = study_class(name)
-        folder = (output or _default_folder(small)) / name
-        try:
-            _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=fresh)
-        except (DataError, InputError, MissingExtraError, TrainingError) as error:
-            failed.append(f"{name}: {error}")
-    if failed:
-        raise DataError(f"{len(failed)} of {len(list_studies())} studies could not run. " + "; ".join(failed))
+def build_app(registry: Registry[StudyClass], folder: Path, help: str) -> typer.Typer:
+    """A command per study of the registry, and one for all of them; `folder` is the default for --output.
+
+    The default is not `results`, which holds the results that the documentation quotes.
+    """
+    app = typer.Typer(
+        no_args_is_help=True, help=f"{help} Every result is saved at once; run a command again to resume."
+    )
+    _add_all(app, registry, folder)
+    for name in registry.names():
+        _add_command(app, registry.get(name), folder)
+    return app
 
 
-def _default_folder(small: bool) -> Path:
-    """Not results, where the figures of the documentation lie: a rerun measures for itself."""
-    return Path("studies/small") if small else Path("studies")
+def _add_all(app: typer.Typer, registry: Registry[StudyClass], default_folder: Path) -> None:
+    @app.command("all", help="Run all of them with their defaults; one that fails does not stop the others.")
+    def _all(small: Small = False, threads: Threads = None, fresh: Fresh = False, output: Output = None) -> None:
+        failed = []
+        for name in registry.names():
+            study = registry.get(name)
+            folder = _output_folder(output or default_folder, small and output is None, name)
+            try:
+                _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=fresh)
+            except (DataError, InputError, TrainingError, ImportError) as error:
+                failed.append(f"{name}: {(isinstance(error, ModuleNotFoundError) and missing_extra(error)) or error}")
+        if failed:
+            raise DataError(f"{len(failed)} of {len(registry.names())} failed. " + "; ".join(failed))
 
 
-def _add_command(study: AnyStudy) -> None:
-    """A command with the study's own options between the common ones."""
+def _output_folder(folder: Path, small: bool, name: str) -> Path:
+    return folder / "small" / name if small else folder / name
+
+
+def _add_command(app: typer.Typer, study: StudyClass, default_folder: Path) -> None:
+    """Add a command with the common options and the study's own."""
 
     def command(
-        small: bool, threads: int, jobs: int, fresh: bool, render: bool, output: Path | None, **texts: str | None
+        small: bool, threads: int | None, jobs: int, fresh: bool, render: bool, output: Path | None, **own: Any
     ) -> None:
-        given = {name: text for name, text in texts.items() if text is not None}
-        folder = output or _default_folder(small) / study.name
+        folder = output or _output_folder(default_folder, small, study.name)
         if render:
             _show(study, _stored(study, folder), folder)
-            return
-        _run_and_show(study(make_options(study, small, given)), folder, threads, jobs, fresh)
+        else:
+            _run_and_show(study(make_options(study, small, own)), folder, threads, jobs, fresh)
 
     common = (
         ("small", Small, False),
         ("output", Output, None),
-        ("threads", Threads, 1),
+        ("threads", Threads, study.default_threads),
         ("jobs", Jobs, 1),
         ("fresh", Fresh, False),
         ("render", Render, False),
@@ -104,27 +97,47 @@ def _add_command(study: AnyStudy) -> None:
 
 
 def _annotation(each: OptionField) -> Any:
+    if each.kind is bool:
+        flags = f"{each.flag}/--no-{each.flag.removeprefix('--')}"
+        return Annotated[bool | None, typer.Option(flags, help=each.help(), show_default=False)]
     metavar = each.kind.__name__.upper() + (",..." if each.many else "")
     return Annotated[str | None, typer.Option(each.flag, help=each.help(), metavar=metavar, show_default=False)]
 
 
-def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int, jobs: int, fresh: bool) -> None:
+def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int | None, jobs: int, fresh: bool) -> None:
     path = record_path(study.name, folder)
+    if path.exists() and not fresh:
+        typer.echo(f"resuming from {path}")
+    with _explain_interrupts(path, fresh):
+        with display() as progress:
+            record = run_study(
+                study, folder, threads=threads or study.default_threads, jobs=jobs, fresh=fresh, progress=progress
+            )
+        _show(type(study), record, folder)
+    missed = [target.what for target in study.targets(record.results()) if not target.passed]
+    if missed:
+        raise MissedTargetError(f"{study.name} misses {len(missed)} targets: {'; '.join(missed)}")
+
+
+class MissedTargetError(SkyformerError):
+    """A benchmark measured a value outside its target."""
+
+    exit_code = 1
+
+
+@contextmanager
+def _explain_interrupts(path: Path, fresh: bool) -> Iterator[None]:
+    """Say after Ctrl-C or SIGTERM what is saved and how to resume."""
     before = _written(path)
     try:
-        if before is not None and not fresh:
-            typer.echo(f"going on from {path}")
-        with _progress(study.name) as report:
-            record = run_study(study, folder, threads=threads, jobs=jobs, fresh=fresh, report=report)
-        _show(type(study), record, folder)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "train") from error
+        yield
     except (KeyboardInterrupt, InterruptedRunError) as stop:
         number = stop.signal_number if isinstance(stop, InterruptedRunError) else signal.SIGINT
         now = _written(path)
-        kept = now is not None and not (fresh and now == before)
-        advice = _how_to_go_on(path, fresh) if kept else NOTHING_YET
-        raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; {advice}", number) from None
+        saved = now is not None and not (fresh and now == before)
+        again = f"run the same command again{' without --fresh' if fresh else ''} to resume from {path}"
+        message = f"stopped by {signal.Signals(number).name}; {again if saved else NOTHING_YET}"
+        raise InterruptedRunError(message, number) from None
 
 
 def _written(path: Path) -> int | None:
@@ -132,55 +145,21 @@ def _written(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def _how_to_go_on(path: Path, fresh: bool) -> str:
-    """The same command with --fresh would forget what this one has measured."""
-    return f"the same command{' without --fresh' if fresh else ''} goes on from {path}"
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Report]:
-    """A bar on a terminal, and a line now and then in a log."""
-    if not sys.stdout.isatty():
-        yield _Lines(name)
-        return
-    columns = (
-        TextColumn(name),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        # What is measured now has the rest of the line, and is cut there.
-        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-    )
-    with Progress(*columns, transient=True, expand=True) as progress:
-        task = progress.add_task("starting", total=None)
-        yield lambda done, total, text: progress.update(task, completed=done, total=total, description=text)
-
-
-class _Lines:
-    def __init__(self, name: str) -> None:
-        self._name, self._last = name, time.monotonic()
-
-    def __call__(self, done: int, total: int, text: str) -> None:
-        if time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
-            typer.echo(f"{self._name}: {done} of {total}, now {text}", err=True)
-
-
-def _stored(study: AnyStudy, folder: Path) -> Record[Any, Any]:
+def _stored(study: StudyClass, folder: Path) -> Record[Any, Any]:
     path = record_path(study.name, folder)
     if not path.exists():
-        raise DataError(f"there is no record at {path}; run the study without --render first")
+        raise DataError(f"there are no saved results at {path}; run the command without --render first")
     return read_record(study, path)
 
 
-def _show(study: AnyStudy, record: Record[Any, Any], folder: Path) -> None:
+def _show(study: StudyClass, record: Record[Any, Any], folder: Path) -> None:
+    """Write the tables and figures, and print the tables and the names of all files."""
     console = Console()
     files = write_report(study, record, folder)
-    console.print(Markdown(as_markdown(study.tables(record.results()))))
-    for file in (record_path(study.name, folder), *files):
-        console.print(f"wrote {file}" if file in files else f"figures in {file}")
+    console.print(Markdown(as_markdown(report_tables(study, record))))
+    console.print(f"results: {record_path(study.name, folder)}")
+    for file in files:
+        console.print(f"wrote {file}")
 
 
-for _name in list_studies():
-    _add_command(study_class(_name))
+study_app = build_app(STUDIES, Path("studies"), "Rerun the paper's experiments.")

@@ -1,4 +1,4 @@
-"""The paper's studies, rerun: each a file in this folder that says what to measure and how to show it."""
+"""The paper's experiments and all benchmarks: each is a file that says what to measure and how to show it."""
 
 from skyformer.studies.base import Study, option
 from skyformer.studies.registry import list_studies, register_study, study_class

@@ -1,6 +1,6 @@
-"""What a study is: options, the cells they make, how one cell is measured, and how all of them are shown.
+"""What a study is: its options, the cells to measure, and the tables and figures made from the results.
 
-A study is one file in this folder:
+A study of the paper, or a benchmark, is one file:
 
     @dataclass(frozen=True)
     class Options:
@@ -10,13 +10,13 @@ A study is one file in this folder:
     class Cell: ...          what one measurement depends on: numbers and text only
 
     @dataclass(frozen=True)
-    class Result: ...        what it gave: numbers, text, None, or tuples of them; None where a number is not finite
+    class Result: ...        what it gave: numbers, text, or dataclasses or tuples of these; None for NaN
 
     @register_study
     class MyStudy(Study[Options, Cell, Result]): ...
 
-`skyformer study my_study` then has an option for each field, measures cell after cell, keeps each in a JSON file when
-it is done, goes on where it stopped, and draws tables and figures from the file alone.
+`skyformer study my_study` then has an option for each field. It measures cell by cell, saves each result in a JSON file
+at once, resumes where it stopped, and draws tables and figures from that file alone.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.report.figures import Figure
 from skyformer.report.tables import Table
+from skyformer.studies.targets import Target
 
 OptionsT = TypeVar("OptionsT")
 CellT = TypeVar("CellT")
@@ -41,11 +42,10 @@ NONE = "none"
 """How an option without a value, or with an empty list, is written."""
 
 Fact = str | int | float | None
-"""What a study may say of its inputs."""
 
 
 class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
-    """Subclasses name their three types, and write the methods. The types are frozen dataclasses."""
+    """Subclasses name their three types, which are frozen dataclasses, and write the methods."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -53,8 +53,9 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     options_type: ClassVar[type]
     cell_type: ClassVar[type]
     result_type: ClassVar[type]
-    times_things: ClassVar[bool] = False
-    """Whether its cells must be measured one by one, because they take times."""
+    is_timing_study: ClassVar[bool] = False
+    """Whether it measures time: then cells are never measured in parallel, and the machine is one of the facts."""
+    default_threads: ClassVar[int] = 1
 
     def __init__(self, options: OptionsT) -> None:
         for each in option_fields(self.options_type):
@@ -63,8 +64,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Fact]:
-        """What every cell depends on beside its own fields: the model and the text, say, with their hashes. A record
-        made with other facts is not continued."""
+        """What all results depend on besides their cells: the model and the text, for example, with their hashes. A
+        record with different facts is not continued."""
 
     @abc.abstractmethod
     def cells(self) -> Sequence[CellT]:
@@ -72,21 +73,29 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
 
     @abc.abstractmethod
     def measure(self, cell: CellT) -> ResultT:
-        """One cell; must give the same whatever was measured before it."""
+        """Measure one cell; the result must not depend on what was measured before."""
 
     @classmethod
     @abc.abstractmethod
     def tables(cls, results: Mapping[CellT, ResultT]) -> Sequence[Table]:
-        """The tables of a record, whole or in part."""
+        """The tables of a complete or partial record."""
 
     @classmethod
     @abc.abstractmethod
     def figures(cls, results: Mapping[CellT, ResultT]) -> Sequence[Figure]:
-        """The figures of a record, whole or in part; the first is named "figure"."""
+        """The figures of a complete or partial record; the first is named "figure"."""
+
+    @classmethod
+    def targets(cls, results: Mapping[CellT, ResultT]) -> Sequence[Target]:
+        """The targets that the results are compared with, as far as they are measured."""
+        return ()
+
+
+StudyClass = type[Study[Any, Any, Any]]
 
 
 def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
-    """That all are known."""
+    """Check that all names are known."""
     for name in names:
         if name not in known:
             raise UnknownNameError(what, name, known)
@@ -161,7 +170,7 @@ class OptionField:
         return "--" + self.name.replace("_", "-")
 
     def read(self, text: str) -> Any:
-        """The value that a user's text stands for; an empty list is "none", as --help spells it, or nothing."""
+        """The value of a user's text; an empty list is written as "none" or as nothing."""
         if self.many and text.strip() in ("", NONE):
             return ()
         if self.optional and text.strip() == NONE:
@@ -189,7 +198,7 @@ class OptionField:
 
     def help(self) -> str:
         shown, small = (_spell(value) for value in (self.default, self.setting.small))
-        defaults = f"default: {shown}" if shown == small else f"default: {shown}; small: {small}"
+        defaults = f"default: {shown}" if shown == small else f"default: {shown}; with --small: {small}"
         return f"{self.setting.help} ({defaults})"
 
 
@@ -204,18 +213,21 @@ def option_fields(options_type: type) -> list[OptionField]:
     return found
 
 
-def make_options(study: type[Study[OptionsT, CellT, ResultT]], small: bool, given: Mapping[str, str]) -> OptionsT:
-    """The options of the small or the full version, but for what the user has given as text."""
-    values = {each.name: each.setting.small if small else each.default for each in option_fields(study.options_type)}
+def make_options(
+    study: type[Study[OptionsT, CellT, ResultT]], small: bool, given: Mapping[str, str | bool]
+) -> OptionsT:
+    """The defaults of the small or the full version, replaced by what the user has given."""
+    values = {}
     for each in option_fields(study.options_type):
-        if each.name in given:
-            values[each.name] = each.read(given[each.name])
+        text = given.get(each.name)
+        default = each.setting.small if small else each.default
+        values[each.name] = default if text is None else each.read(text) if isinstance(text, str) else text
     options: OptionsT = study.options_type(**values)
     return options
 
 
 def _kind(hint: Any) -> tuple[bool, type]:
-    """Whether a type is a tuple of any length, and of what; `str | None` counts as str."""
+    """Whether a type is a tuple of any length, and its member type; `str | None` counts as str."""
     if typing.get_origin(hint) is tuple:
         return True, typing.get_args(hint)[0]
     if isinstance(hint, types.UnionType):
@@ -226,6 +238,8 @@ def _kind(hint: Any) -> tuple[bool, type]:
 def _spell(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(str(each) for each in value) or NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return NONE if value is None else str(value)
 
 

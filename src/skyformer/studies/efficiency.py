@@ -163,7 +163,7 @@ class Efficiency(Study[Options, Cell, Result]):
     name = "efficiency"
     title = "Time and memory of a training step (Table 2)"
     options_type, cell_type, result_type = Options, Cell, Result
-    times_things = True
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -173,13 +173,10 @@ class Efficiency(Study[Options, Cell, Result]):
 
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that what is missing is told before anything is measured."""
-        from skyformer.environment import describe_environment
         from skyformer.studies.tasks import data_fact
 
-        here = describe_environment()
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
-        machine: dict[str, Fact] = {"processor": here.cpu, "cores": here.cores, "threads": torch.get_num_threads()}
-        return {**machine, "seconds": self.options.seconds, "memory": self.options.memory, "seed": SEED, **data}
+        return {"seconds": self.options.seconds, "memory": self.options.memory, "seed": SEED, **data}
 
     def cells(self) -> Sequence[Cell]:
         """What is compared with each other is measured one after the other: the machine may change its speed."""

@@ -1,38 +1,38 @@
-"""The record of a study: a JSON file of raw figures, written anew in one step after every cell.
+"""The record of a study: a JSON file of raw results, rewritten atomically after every cell.
 
     {"format": 1, "study": ..., "options": {...}, "facts": {...},
      "runs":  [{"command", "commit", "started", "threads", "machine", "versions"}, ...],
      "cells": [{"cell": {...}, "run": 0, "seconds": 1.5, "result": {...}}, ...]}
 
-Each cell names the run that measured it, so a record that was interrupted and continued says which commit and machine
-every figure comes from.
+"runs" lists the invocations of the command. Each cell has the number of the one that measured it, so a record that was
+interrupted and resumed shows the commit and the machine of every result.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import shlex
 import sys
+import typing
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.environment import describe_environment, installed_version
+from skyformer.errors import DataError, InputError
 from skyformer.files import write_atomic
-from skyformer.studies.base import Fact, Study
+from skyformer.studies.base import CellT, Fact, ResultT, Study
 
 FORMAT = 1
-
-CellT = TypeVar("CellT")
-ResultT = TypeVar("ResultT")
+_PACKAGES = ("skyformer", "transformers", "lightning")
+"""Packages whose versions may change a result."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One invocation of the command, and what its figures must be read with."""
+class Invocation:
+    """One invocation of the command, and the environment of its results."""
 
     command: str
     commit: str | None
@@ -42,40 +42,37 @@ class Run:
     versions: Mapping[str, str]
 
     @staticmethod
-    def now(threads: int) -> Run:
-        try:
-            from skyformer.environment import describe_environment
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(str(error.name), "model") from error
+    def now(threads: int) -> Invocation:
         here = describe_environment(threads)
-        versions = {"python": here.python, "torch": here.torch, **_versions("skyformer", "transformers", "lightning")}
-        return Run(
+        packages = {package: installed_version(package) for package in _PACKAGES}
+        installed = {package: version for package, version in packages.items() if version is not None}
+        return Invocation(
             command=shlex.join(["skyformer", *(without_folders(argument) for argument in sys.argv[1:])]),
             commit=here.commit,
             started=here.started,
             threads=threads,
             machine={"processor": here.cpu, "cores": here.cores, "system": here.platform},
-            versions=versions,
+            versions={"python": here.python, "torch": here.torch, **installed},
         )
 
 
 @dataclass(frozen=True)
 class Measured(Generic[ResultT]):
-    """What a cell gave, in which run, and how long it took."""
+    """The result of a cell, the number of the invocation that measured it, and the seconds that took."""
 
     result: ResultT
-    run: int
+    invocation: int
     seconds: float
 
 
 @dataclass
 class Record(Generic[CellT, ResultT]):
-    """All that a study has measured so far."""
+    """Everything that a study has measured so far."""
 
     study: str
     options: Mapping[str, Any]
     facts: Mapping[str, Fact]
-    runs: list[Run] = field(default_factory=list)
+    invocations: list[Invocation] = field(default_factory=list)
     cells: dict[CellT, Measured[ResultT]] = field(default_factory=dict)
     _lines: dict[CellT, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -83,22 +80,27 @@ class Record(Generic[CellT, ResultT]):
         return {cell: measured.result for cell, measured in self.cells.items()}
 
     def write(self, path: Path) -> None:
-        """In one step: whatever interrupts it, the file is the old record or the new one."""
+        """Write the file atomically: after an interruption it is the old record or the new one."""
         options = {name: without_folders(x) if isinstance(x, str) else x for name, x in self.options.items()}
         head = {
             "format": FORMAT,
             "study": self.study,
             "options": options,
             "facts": self.facts,
-            "runs": [asdict(run) for run in self.runs],
+            "runs": [asdict(each) for each in self.invocations],
         }
-        write_atomic(path, _one_cell_a_line(head, [self._line(cell) for cell in self.cells]))
+        write_atomic(path, _one_cell_per_line(head, [self._line(cell) for cell in self.cells]))
 
     def _line(self, cell: CellT) -> str:
-        """A cell as JSON, spelt out once: a study writes its record after every cell."""
+        """A cell as JSON, made only once because the record is written after every cell."""
         if cell not in self._lines:
             m = self.cells[cell]
-            content = {"cell": asdict(cell), "run": m.run, "seconds": round(m.seconds, 3), "result": asdict(m.result)}  # type: ignore[call-overload]
+            content = {
+                "cell": asdict(cell),  # type: ignore[call-overload]
+                "run": m.invocation,
+                "seconds": round(m.seconds, 3),
+                "result": asdict(m.result),  # type: ignore[call-overload]
+            }
             self._lines[cell] = json.dumps(content, allow_nan=False)
         return self._lines[cell]
 
@@ -108,49 +110,65 @@ def record_path(study: str, folder: Path) -> Path:
 
 
 def read_record(study: type[Study[Any, CellT, ResultT]], path: Path) -> Record[CellT, ResultT]:
-    """The record at `path`, or an error that says what is wrong with it."""
-    advice = "move it away, or begin anew with --fresh"
+    """The record at `path`; a `DataError` says what is wrong with it."""
+    advice = "move it away, or discard it with --fresh"
     try:
         content = json.loads(path.read_text())
         newer = content["format"] > FORMAT
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no record of a study ({type(error).__name__}: {error}); {advice}") from error
+        raise DataError(f"{path} is not the record of a study ({type(error).__name__}: {error}); {advice}") from error
     if newer:
-        raise DataError(f"{path} is of format {content['format']}, this version knows {FORMAT}; upgrade skyformer")
+        raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}; upgrade skyformer")
     if content.get("study") != study.name:
         raise DataError(f"{path} holds the study {content.get('study')!r}, not {study.name!r}; {advice}")
     try:
         return _from_json(study, content)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} does not fit this version's study {study.name!r} ({error}); {advice}") from error
 
 
 def _from_json(study: type[Study[Any, CellT, ResultT]], content: Any) -> Record[CellT, ResultT]:
     record: Record[CellT, ResultT] = Record(study.name, content["options"], content["facts"])
-    record.runs = [Run(**run) for run in content["runs"]]
+    record.invocations = [Invocation(**each) for each in content["runs"]]
     for each in content["cells"]:
-        result = study.result_type(**_with_tuples(each["result"]))
-        record.cells[study.cell_type(**_with_tuples(each["cell"]))] = Measured(result, each["run"], each["seconds"])
+        cell, result = _decode(study.cell_type, each["cell"]), _decode(study.result_type, each["result"])
+        record.cells[cell] = Measured(result, each["run"], each["seconds"])
     return record
 
 
+def _decode(kind: Any, value: Any) -> Any:
+    """JSON as the type `kind`: objects become dataclasses and lists tuples, also inside each other."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _field_types(kind)
+        return kind(**{name: _decode(hints.get(name), each) for name, each in value.items()})
+    if isinstance(value, list):
+        member = next(iter(typing.get_args(kind)), None)
+        return tuple(_decode(member, each) for each in value)
+    return value
+
+
+@cache
+def _field_types(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def check_continues(record: Record[CellT, ResultT], plan: set[CellT], facts: Mapping[str, Fact], path: Path) -> None:
-    """The stored record has the same facts and no cell outside the plan; it may lack any."""
-    advice = "give another folder with --output, or begin anew with --fresh"
+    """Check that the stored record has the same facts, and no cell outside the plan; cells may be missing."""
+    advice = "choose another folder with --output, or discard the saved results with --fresh"
     for name in {**record.facts, **facts}:
         stored, now = record.facts.get(name), facts.get(name)
         if stored != now:
-            raise InputError(f"{path} was made with {name} {stored!r}, this run has {now!r}; {advice}")
+            raise InputError(f"{path} was measured with {name} {stored!r}, this command has {now!r}; {advice}")
     stray = next((cell for cell in record.cells if cell not in plan), None)
     if stray is not None:
-        raise InputError(f"{path} holds figures outside this run's plan, such as {stray}; {advice}")
+        raise InputError(f"{path} has results that this command would not measure, such as {stray}; {advice}")
 
 
 def without_folders(argument: str) -> str:
-    """A path outside the working folder by its last name alone, also after `--option=`; anything else as it is. Where
-    somebody keeps their files is no part of a record."""
+    """A path outside the working folder as its last name alone, also after `--option=`; anything else unchanged.
+    A record does not show where the user keeps files."""
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     path = Path(value)
     outside = path.is_absolute() or ".." in path.parts
@@ -158,29 +176,12 @@ def without_folders(argument: str) -> str:
 
 
 def significant(x: float, digits: int = 4) -> float | None:
-    """x rounded for the record, None if it is not finite: JSON knows no NaN."""
+    """x rounded for the record; None if it is not finite, because JSON has no NaN."""
     rounded = float(f"{x:.{digits}g}")
     return rounded if abs(rounded) < float("inf") else None
 
 
-def _one_cell_a_line(head: dict[str, Any], cells: Sequence[str]) -> str:
-    """JSON with a line for every cell, so that a difference between two records can be read."""
+def _one_cell_per_line(head: dict[str, Any], cells: Sequence[str]) -> str:
+    """JSON with one line per cell, so that two records can be compared with diff."""
     opening = json.dumps({**head, "cells": []}, indent=1, allow_nan=False).removesuffix("[]\n}")
     return opening + ("[\n  " + ",\n  ".join(cells) + "\n ]\n}\n" if cells else "[]\n}\n")
-
-
-def _with_tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_with_tuples(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _with_tuples(each) for key, each in value.items()}
-    return value
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    """The packages that may decide a figure, where installed."""
-    found = {}
-    for package in packages:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

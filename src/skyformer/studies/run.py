@@ -1,88 +1,111 @@
-"""Running a study: the cells that its record lacks, one after the other or side by side, each kept as soon as it is
-measured."""
+"""Running a study: measure the cells that its record lacks, one by one or in parallel, and save each at once."""
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import cache
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from skyformer.environment import processor_name
 from skyformer.errors import InputError, TrainingError
 from skyformer.processes import end_with_parent, is_oom_error
-from skyformer.studies.base import Study
-from skyformer.studies.record import Measured, Record, Run, check_continues, read_record, record_path
-
-OptionsT = TypeVar("OptionsT")
-CellT = TypeVar("CellT")
-ResultT = TypeVar("ResultT")
-
-Report = Callable[[int, int, str], None]
-"""Gets the number of cells done, the number in all, and what is measured now."""
+from skyformer.report.progress import Progress, Silent
+from skyformer.studies.base import CellT, Fact, ResultT, Study, StudyClass
+from skyformer.studies.record import Invocation, Measured, Record, check_continues, read_record, record_path
 
 
 def run_study(
-    study: Study[OptionsT, CellT, ResultT],
+    study: Study[Any, CellT, ResultT],
     folder: Path,
     *,
     threads: int = 1,
     jobs: int = 1,
     fresh: bool = False,
-    report: Report = lambda done, total, text: None,
+    progress: Progress | None = None,
 ) -> Record[CellT, ResultT]:
-    """Measures what the record in `folder` lacks, in `jobs` processes of `threads` each; `fresh` forgets it first."""
-    if jobs > 1 and study.times_things:
-        raise InputError(f"--jobs must be 1 for {study.name}: it takes times, and its cells would slow each other down")
+    """Measure what the record in `folder` lacks.
+
+    Args:
+        threads: CPU threads of each process.
+        jobs: number of processes that measure in parallel.
+        fresh: discard the stored record.
+        progress: where to report the number of measured cells.
+
+    Returns:
+        The complete record, as it is stored.
+    """
+    if jobs > 1 and study.is_timing_study:
+        raise InputError(
+            f"--jobs must be 1 for {study.name}: it measures time, and parallel cells slow each other down"
+        )
     torch.set_num_threads(threads)
-    path = record_path(study.name, folder)
-    plan, facts = list(dict.fromkeys(study.cells())), dict(study.facts())
+    plan, path = list(dict.fromkeys(study.cells())), record_path(study.name, folder)
     if not plan:
         raise InputError(f"the options of {study.name} leave nothing to measure; one of their lists is empty")
+    record = _open_record(study, plan, path, fresh)
+    missing = [cell for cell in plan if cell not in record.cells]
+    if missing:
+        record.invocations.append(Invocation.now(threads))
+    measured = _one_by_one(study, missing) if jobs == 1 else _in_parallel(study, missing, threads, jobs)
+    progress = progress or Silent()
+    progress.begin(study.name, total=len(plan), done=len(plan) - len(missing))
+    for number in range(len(missing)):
+        progress.update(study.name, text=describe(missing[number]) if jobs == 1 else f"{jobs} in parallel")
+        cell, result, seconds = next(measured)
+        record.cells[cell] = Measured(result, len(record.invocations) - 1, seconds)
+        record.write(path)
+        progress.update(study.name, advance=1)
+    progress.end(study.name)
+    return record
+
+
+def _open_record(
+    study: Study[Any, CellT, ResultT], plan: Sequence[CellT], path: Path, fresh: bool
+) -> Record[CellT, ResultT]:
+    """The stored record if it can be continued, else a new one."""
+    facts = {**(_machine_facts() if study.is_timing_study else {}), **study.facts()}
     record: Record[CellT, ResultT] = Record(study.name, {}, facts)
     if path.exists() and not fresh:
         record = read_record(type(study), path)
         check_continues(record, set(plan), facts, path)
-    record.options = asdict(study.options)  # type: ignore[call-overload]
-    missing = [cell for cell in plan if cell not in record.cells]
-    if missing:
-        record.runs.append(Run.now(threads))
-    done = len(plan) - len(missing)
-    measured = _one_by_one(study, missing) if jobs == 1 else _side_by_side(study, missing, threads, jobs)
-    under_way = [describe(cell) for cell in missing] if jobs == 1 else [f"{jobs} side by side"] * len(missing)
-    report(done, len(plan), under_way[0] if missing else "done")
-    for number, (cell, result, seconds) in enumerate(measured, 1):
-        record.cells[cell] = Measured(result, len(record.runs) - 1, seconds)
-        record.write(path)
-        report(done + number, len(plan), under_way[number] if number < len(missing) else "done")
+    record.options = asdict(study.options)
     return record
 
 
+def _machine_facts() -> dict[str, Fact]:
+    """Times measured on different machines, or with different numbers of threads, do not belong in one record."""
+    return {"processor": processor_name(), "cores": os.cpu_count() or 1, "threads": torch.get_num_threads()}
+
+
 def describe(cell: object) -> str:
-    """A cell in a few words: its values, but for those that are empty."""
+    """A cell in a few words: its values, without empty ones."""
     values = asdict(cell).values()  # type: ignore[call-overload]
     return " ".join(str(value) for value in values if value not in (None, ""))
 
 
-def _one_by_one(
-    study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT]
-) -> Iterator[tuple[CellT, ResultT, float]]:
+def _one_by_one(study: Study[Any, CellT, ResultT], cells: Sequence[CellT]) -> Iterator[tuple[CellT, ResultT, float]]:
     for cell in cells:
         yield cell, *_timed(study, cell)
 
 
-def _side_by_side(
-    study: Study[OptionsT, CellT, ResultT], cells: Sequence[CellT], threads: int, jobs: int
+def _in_parallel(
+    study: Study[Any, CellT, ResultT], cells: Sequence[CellT], threads: int, jobs: int
 ) -> Iterator[tuple[CellT, ResultT, float]]:
-    """In the order in which they are done. If one fails, those under way are still waited for before the failure is
-    told; whatever else ends this, ends the workers."""
-    context = multiprocessing.get_context("spawn")
+    """Yield cells in the order in which they finish.
+
+    If a cell fails, those that are already being measured are finished first; then the error is raised. Any other end,
+    such as Ctrl-C, stops the workers.
+    """
+    context = _WorkerContext()
     with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(threads,)) as pool:
         waiting = {pool.submit(_measure, type(study), study.options, cell): cell for cell in cells}
         try:
@@ -100,13 +123,25 @@ def _side_by_side(
                 raise failure
         except BrokenProcessPool as error:
             raise TrainingError(
-                "a worker of the study was killed, perhaps for want of memory; the same command goes on (without "
-                "--fresh), with fewer --jobs if need be"
+                "a worker of the study was killed, perhaps because the system ran out of memory; run the same command "
+                "again (without --fresh) to resume, with fewer --jobs if it happens again"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
+            for worker in context.workers:
                 worker.terminate()
+
+
+class _WorkerContext(SpawnContext):
+    """Starts processes and remembers them, so that only these are stopped later, and no other child of the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: list[SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802
+        self.workers.append(SpawnProcess(*args, **kwargs))
+        return self.workers[-1]
 
 
 def _start_worker(threads: int) -> None:
@@ -115,12 +150,12 @@ def _start_worker(threads: int) -> None:
 
 
 @cache
-def _study_of(study: type[Study[Any, Any, Any]], options: Any) -> Study[Any, Any, Any]:
+def _study_of(study: StudyClass, options: Any) -> Study[Any, Any, Any]:
     """A worker keeps its study, with the data that it has loaded."""
     return study(options)
 
 
-def _measure(study: type[Study[Any, Any, Any]], options: Any, cell: Any) -> tuple[Any, float]:
+def _measure(study: StudyClass, options: Any, cell: Any) -> tuple[Any, float]:
     return _timed(_study_of(study, options), cell)
 
 
@@ -132,7 +167,7 @@ def _timed(study: Study[Any, CellT, ResultT], cell: CellT) -> tuple[ResultT, flo
         if not is_oom_error(repr(error)):
             raise
         raise TrainingError(
-            f"there is not enough memory for a part of {study.name} ({describe(cell)}); what was measured before it is "
-            "kept. Shorter lengths, fewer examples or fewer --jobs take less"
+            f"{study.name} ran out of memory at {describe(cell)}; earlier results are saved. Use shorter lengths, "
+            "fewer examples or fewer --jobs"
         ) from error
     return result, time.perf_counter() - start
