@@ -1,4 +1,4 @@
-"""Shared fixtures: a fixed seed for every test, and the reference outputs when they are at hand."""
+"""Shared fixtures: a fixed seed for every test, the folder of reference data, and bfloat16 that works on every processor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, bfloat16_crashes
 
 # Suites are inherited by design, so one property test runs under several classes.
 settings.register_profile(
@@ -20,8 +22,21 @@ settings.register_profile(
 settings.load_profile("default")
 
 
-# The tensors of the tests are small: a second thread would only be waited for.
+# The tensors of the tests are small, so a second thread would cost more than it saves.
 torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Exclude AMX where using it kills the process; torch reads the variable at its first matrix product."""
+    if bfloat16_crashes():
+        os.environ[ISA_VARIABLE] = ISA_WITHOUT_AMX
+
+
+def pytest_report_header() -> str | None:
+    allowed = os.environ.get(ISA_VARIABLE)
+    if allowed is None:
+        return None
+    return f"{ISA_VARIABLE}={allowed} (the tests set it where AMX is advertised but using it kills the process)"
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +46,8 @@ def _fixed_seed() -> None:
 
 @pytest.fixture(scope="session")
 def references() -> Path:
-    """The folder of reference material; tests that need it skip when it is missing."""
+    """The folder of reference data; tests that need it are skipped without it."""
     folder = os.environ.get("SKYFORMER_TEST_REFERENCES")
     if not folder:
-        pytest.skip("SKYFORMER_TEST_REFERENCES is not set: no reference outputs to compare with")
+        pytest.skip("SKYFORMER_TEST_REFERENCES is not set: there is no reference data to compare with")
     return Path(folder)
