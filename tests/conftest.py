@@ -1,4 +1,4 @@
-"""Shared fixtures: a fixed seed for every test, the folder of reference data, and bfloat16 that works on every processor."""
+"""Shared fixtures: a fixed seed for every test, the folder of reference data, and bfloat16 that works everywhere."""
 
 from __future__ import annotations
 
