@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import itertools
+import runpy
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from transformers import (
 import skyformer.hf
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import IgnoredSettingWarning, InputError, MissingExtraError, UnknownNameError, UnsupportedError
+from skyformer.hf import interface
 from skyformer.hf.functions import RegisteredAttention
 from skyformer.hf.layers import layer_generator, layer_number
 from skyformer.landmarks import StratifiedSampler
@@ -150,7 +153,7 @@ def test_options_without_a_name_are_for_skyformer() -> None:
         ("a", {"solver": "lu"}, UnknownNameError, ("'lu'", "cholesky")),
         ("a", {"seed": -1}, InputError, ("seed", "-1")),
         ("a", {"local_layers": "drop"}, UnknownNameError, ("'drop'", "refuse, sdpa")),
-        ("my-sdpa", {}, InputError, ("'sdpa'", "'my-sdpa'", "takes it for")),
+        ("my-sdpa", {}, InputError, ("'sdpa'", "'my-sdpa'", "a kind of sdpa")),
         ("flex_attention_sky", {}, InputError, ("'flex_attention'",)),
         ("sky-flash", {}, InputError, ("'flash'",)),
         ("sky/former", {}, InputError, ("'/'", "hub")),
@@ -173,16 +176,14 @@ def test_a_name_that_belongs_to_someone_else_is_left_alone() -> None:
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = util.find_spec
-    monkeypatch.setattr(skyformer.hf, "find_spec", lambda name: None if name == "transformers" else find(name))
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(MissingExtraError, "'transformers'", "skyformer[hf]"):
-        _ = skyformer.hf.register
+        runpy.run_path(skyformer.hf.__file__)
 
 
-def test_an_unknown_export_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="regster"):
-        _ = skyformer.hf.regster
-    assert "register" in dir(skyformer.hf)
+def test_the_example_of_register_runs() -> None:
+    assert doctest.testmod(interface).attempted > 0
+    assert doctest.testmod(interface).failed == 0
 
 
 def test_the_models_scale_is_used() -> None:
@@ -410,7 +411,7 @@ def test_terms_that_change_the_scores_are_refused() -> None:
 def test_models_with_an_attention_of_their_own_are_refused_where_they_can_be_noticed() -> None:
     config = MPNetConfig(**BERT)
     config._attn_implementation = "skyformer"
-    with refused(UnsupportedError, "MPNet", "of their own", "'eager'"):
+    with refused(UnsupportedError, "MPNet", "their own attention", "'eager'"):
         MPNetModel(config)(**tokens())
     assert not skyformer.hf.uses_interface(MPNetModel)
     assert skyformer.hf.uses_interface(model_of(BERT_FAMILY))

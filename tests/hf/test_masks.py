@@ -15,7 +15,7 @@ from transformers.masking_utils import (
 )
 
 from skyformer.errors import MaskError, UnsupportedError
-from skyformer.hf.masks import Pattern, mask_with_sdpa_windows, pattern_pinned_to, plain_mask, read_mask
+from skyformer.hf.masks import Pattern, attached_pattern, mask_with_sdpa_windows, plain_mask, read_mask
 from tests.helpers import refused, scattered_mask
 from tests.hf.families import FIVE, LENGTH, TEXT, model_of, tokens
 
@@ -44,7 +44,7 @@ def test_causality_is_pinned_to_the_mask(padding: Tensor | None) -> None:
     assert mask is not None
     assert torch.equal(mask, torch.ones(2, 6, dtype=torch.bool) if padding is None else padding)
     assert read_mask(mask, 2, 6).pattern == Pattern(causal=True, first_query=4)
-    assert pattern_pinned_to(padding) is None
+    assert attached_pattern(padding) is None
 
 
 def test_a_mask_shorter_than_a_static_cache_is_filled_up() -> None:
@@ -67,7 +67,7 @@ def test_windows_are_told_from_the_rest() -> None:
     )
     assert kept is not None
     assert kept.shape == (2, 1, 6, 6)
-    assert pattern_pinned_to(kept) == Pattern(local=True)
+    assert attached_pattern(kept) == Pattern(local=True)
     assert (
         mask_with_sdpa_windows(batch_size=2, q_length=6, kv_length=6, mask_function=bidirectional_mask_function) is None
     )

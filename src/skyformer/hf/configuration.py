@@ -1,4 +1,4 @@
-"""SkyformerConfig: every setting of a Skyformer model under the names that Hugging Face has for them, checked."""
+"""SkyformerConfig: every setting of a Skyformer model under its Hugging Face name, checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skyformer.errors import InputError, UnknownNameError, UnsupportedError
 from skyformer.model.config import ModelConfig
 
 CONFIG_ATTENTION = "config"
-"""The attention implementation that means: the one that the config names as `attention`. It is the default."""
+"""The attention implementation that stands for the attention named in the config; it is the default."""
 
-_CALLED_HERE = {
+_OTHER_NAMES = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
     "num_layers": "num_hidden_layers",
@@ -26,7 +26,7 @@ _CALLED_HERE = {
     "dropout": "hidden_dropout_prob",
     "attention_probs_dropout_prob": "attention_dropout",
 }
-"""Settings of `ModelConfig` and of BERT that go by another name here."""
+"""Settings of `ModelConfig` and of BERT that have another name here."""
 
 _AT_LEAST_ONE = (
     "vocab_size",
@@ -37,27 +37,28 @@ _AT_LEAST_ONE = (
     "max_position_embeddings",
     "num_labels",
 )
-_ALIKE = 0.85
-"""How alike (difflib's ratio) an unknown setting and one of ours must be for it to pass as misspelt."""
+_SIMILARITY = 0.85
+"""An unknown setting this similar to one of ours (difflib's ratio) counts as misspelt."""
 
 
 class SkyformerConfig(PreTrainedConfig):
-    """What a `SkyformerModel` and the models with heads are built from.
+    """The settings of a `SkyformerModel` and of the models with heads.
 
-    The defaults are the paper's: 2 layers, 2 heads, 64 features, 128 in the MLPs. A setting that is out of range, at
-    odds with another or misspelt is an `InputError` that names it, here and again when a model is built or saved.
+    The defaults are the paper's: 2 layers, 2 heads, 64 features, 128 in the MLPs. A setting that is out of range,
+    contradicts another or is misspelt raises an `InputError` that names it, here and again when a model is built or
+    saved.
 
     Args:
-        vocab_size: how many different tokens there are. max_position_embeddings: the longest sequence, in tokens.
+        vocab_size: the number of different tokens. max_position_embeddings: the longest sequence, in tokens.
         hidden_size: features of a token. intermediate_size: features inside the MLPs.
-        num_hidden_layers, num_attention_heads: the heads must divide hidden_size.
+        num_hidden_layers, num_attention_heads: hidden_size must be a multiple of the number of heads.
         attention: a name from `list_attentions()`. attention_options: its own options, such as num_landmarks.
-        attention_dropout: dropout of the attention weights, where the mechanism has any.
+        attention_dropout: dropout of the attention weights, for mechanisms that have weights.
         hidden_dropout_prob: dropout before each residual addition.
-        seed: what random attentions draw from in `eval()`.
-        type_vocab_size: kinds of segments, as `token_type_ids` number them; 0 for a model that knows none.
-        pad_token_id: what padding looks like, for those who ask; the model goes by the attention mask alone.
-        initializer_range: standard deviation of the first weights. layer_norm_eps: of every layer norm.
+        seed: the seed of random attentions in `eval()`.
+        type_vocab_size: the number of segments in `token_type_ids`; 0 for a model without segments.
+        pad_token_id: the padding token, for tokenizers and pipelines; the model uses only the attention mask.
+        initializer_range: standard deviation of the initial weights. layer_norm_eps: epsilon of every layer norm.
         tie_word_embeddings: whether `SkyformerForMaskedLM` scores tokens with their embeddings.
     """
 
@@ -85,16 +86,16 @@ class SkyformerConfig(PreTrainedConfig):
             raise InputError(f"attention_options must be a dict of options by name; got {self.attention_options!r}")
         self.attention_options = dict(self.attention_options or {})
         for name in others:
-            self._refuse_if_meant_for_us(name)
+            self._refuse_misnamed(name)
         if "num_labels" in others:
-            # The library counts up to it at once.
+            # Checked before the library uses it to name the labels.
             check_at_least("num_labels", others["num_labels"], 1)
         super().__post_init__(**others)
         self.validate()
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether models return attention weights, as `attn_implementation="eager"` forms them."""
+        """Whether models return attention weights, which only `attn_implementation="eager"` computes."""
         return self._output_attentions
 
     @output_attentions.setter
@@ -104,7 +105,7 @@ class SkyformerConfig(PreTrainedConfig):
         self._output_attentions = wanted
 
     def validate(self) -> None:
-        """Raises if a setting cannot be used."""
+        """Raises an `InputError` if a setting cannot be used."""
         check_weights_exist(self.output_attentions, self._attn_implementation)
         super().validate()  # type: ignore[misc]
         for name in _AT_LEAST_ONE:
@@ -120,7 +121,7 @@ class SkyformerConfig(PreTrainedConfig):
         self._check_attention()
 
     def model_settings(self) -> ModelConfig:
-        """The same settings for this package's own models; builds the attention of a layer, too."""
+        """The same settings for this package's own models, which also build the attention of each layer."""
         return ModelConfig(
             vocab_size=self.vocab_size,
             max_length=self.max_position_embeddings,
@@ -148,23 +149,23 @@ class SkyformerConfig(PreTrainedConfig):
             )
         self.model_settings()
 
-    def _refuse_if_meant_for_us(self, name: str) -> None:
-        """The library keeps whatever it does not know, which would leave a misspelt setting without effect."""
-        if name in _CALLED_HERE:
-            raise InputError(f"{name} is called {_CALLED_HERE[name]} in SkyformerConfig; give it by that name")
+    def _refuse_misnamed(self, name: str) -> None:
+        """The library stores every setting that it does not know, so a misspelt one would have no effect."""
+        if name in _OTHER_NAMES:
+            raise InputError(f"{name} is called {_OTHER_NAMES[name]} in SkyformerConfig; use that name")
         if name in attention_options(self.attention):
             raise InputError(
                 f"{name} is an option of {self.attention!r} attention; give it as attention_options={{{name!r}: ...}}"
             )
         ours = [field.name for field in dataclasses.fields(SkyformerConfig)]
-        if difflib.get_close_matches(name, ours, n=1, cutoff=_ALIKE):
+        if difflib.get_close_matches(name, ours, n=1, cutoff=_SIMILARITY):
             raise UnknownNameError("setting of SkyformerConfig", name, ours)
 
 
 def check_weights_exist(wanted: bool | None, implementation: str | None) -> None:
-    """Attention weights can be asked for where the implementation forms them."""
+    """Raises if attention weights are wanted from an implementation that never computes them."""
     if wanted and implementation in (None, CONFIG_ATTENTION, "sdpa"):
         raise UnsupportedError(
             f"output_attentions must be False with attn_implementation={implementation or CONFIG_ATTENTION!r}, which "
-            "never forms the weights; set_attn_implementation('eager') gives those of softmax attention instead"
+            "never computes the weights; set_attn_implementation('eager') returns those of softmax attention instead"
         )

@@ -1,14 +1,14 @@
-"""What a Skyformer model is made of: embeddings, self-attention behind transformers' interface, and pre-norm layers."""
+"""The parts of a Skyformer model: embeddings, self-attention behind transformers' interface, and pre-norm layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from skyformer.errors import InputError, ShapeError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
@@ -16,15 +16,15 @@ from skyformer.model.encoder import random_numbers_of_its_own
 
 
 class SkyformerEmbeddings(nn.Module):
-    """A vector for each token, plus one for its position, plus one for its segment if the model knows segments."""
+    """The sum of a vector for each token, one for its position and, if the model has segments, one for its segment."""
 
     def __init__(self, config: SkyformerConfig) -> None:
         super().__init__()
-        # Without padding_idx: only the mask says what is padding.
+        # No padding_idx: the mask alone decides what is padding.
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        kinds = config.type_vocab_size
-        self.token_type_embeddings = nn.Embedding(kinds, config.hidden_size) if kinds else None
+        segments = config.type_vocab_size
+        self.token_type_embeddings = nn.Embedding(segments, config.hidden_size) if segments else None
 
     def forward(
         self,
@@ -34,8 +34,9 @@ class SkyformerEmbeddings(nn.Module):
         position_ids: Tensor | None,
         token_type_ids: Tensor | None,
     ) -> Tensor:
-        """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size) in their place, to (B, n, hidden_size)."""
-        words = self._words(input_ids, mask) if inputs_embeds is None else inputs_embeds
+        """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size) instead, to (B, n, hidden_size)."""
+        words = inputs_embeds if input_ids is None else self._words(input_ids, mask)
+        assert words is not None
         self._check_size(words)
         if position_ids is None:
             position_ids = positions_from_first_token(mask, words.shape[1], words.device)
@@ -43,9 +44,7 @@ class SkyformerEmbeddings(nn.Module):
         x: Tensor = words + self.position_embeddings(position_ids)
         return x + self._segments(token_type_ids)
 
-    def _words(self, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
-            raise ShapeError(f"input_ids must be a tensor (B, n) of integers; got {_describe(input_ids)}")
+    def _words(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             input_ids = input_ids.masked_fill(~mask, 0)
         check_range("input_ids", input_ids, self.word_embeddings.num_embeddings, "vocab_size")
@@ -53,11 +52,11 @@ class SkyformerEmbeddings(nn.Module):
         return words
 
     def _segments(self, token_type_ids: Tensor | None) -> Tensor | float:
-        """The vectors of the segments; tokenizers number them whether or not a model knows any, so all zeros pass."""
+        """The vectors of the segments. Tokenizers also return token types for models without segments, as zeros."""
         table = self.token_type_embeddings
-        kinds = 1 if table is None else table.num_embeddings
+        segments = 1 if table is None else table.num_embeddings
         if token_type_ids is not None:
-            check_range("token_type_ids", token_type_ids, kinds, "type_vocab_size")
+            check_range("token_type_ids", token_type_ids, segments, "type_vocab_size")
         if table is None:
             return 0.0
         return table.weight[0] if token_type_ids is None else table(token_type_ids)
@@ -69,13 +68,13 @@ class SkyformerEmbeddings(nn.Module):
         length = words.shape[1]
         if length > longest:
             raise ShapeError(
-                f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Cut the "
-                "text (truncation=True), or build the model with more"
+                f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Truncate "
+                "the text (truncation=True), or build the model with more positions"
             )
 
 
 def positions_from_first_token(mask: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """How far each token is from the first real one, (B or 1, n): the same whichever side is padded."""
+    """The distance of each token from the first real one, (B or 1, n): the same for left and right padding."""
     places = torch.arange(length, device=device).unsqueeze(0)
     if mask is None:
         return places
@@ -84,49 +83,19 @@ def positions_from_first_token(mask: Tensor | None, length: int, device: torch.d
 
 
 def check_range(name: str, numbers: Tensor, bound: int, setting: str) -> None:
-    """On the CPU alone: elsewhere a look at the data makes the device wait, and tracing has none to look at."""
+    """Only on the CPU: reading values makes other devices wait, and a traced graph has no values."""
     if numbers.device.type != "cpu" or torch.compiler.is_compiling() or numbers.numel() == 0:
         return
     low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= bound:
-        raise InputError(f"{name} must be from 0 to {bound - 1}, for {setting} says so; got {low} to {high}")
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Softmax attention with its weights (B, H, L, S) formed: what `attn_implementation="eager"` means."""
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
-    out = nn.functional.dropout(weights, dropout, module.training) @ value
-    return out.transpose(1, 2), weights
-
-
-def config_attention_forward(
-    module: SkyformerSelfAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """The mechanism that the config names, in the shape of transformers' attention functions."""
-    out: Tensor = module.mechanism(query, key, value, key_mask=attention_mask)
-    return out.transpose(1, 2), None
+        raise InputError(f"{name} must be from 0 to {bound - 1} (set by {setting}); got {low} to {high}")
 
 
 class SkyformerSelfAttention(nn.Module):
-    """One projection to queries, keys and values, an attention, and a projection of what its heads found.
+    """One projection to queries, keys and values, an attention, and a projection of its output.
 
-    With the implementation "config" the attention is `mechanism`, whose parameters belong to the model; any other name
-    is looked up in transformers' interface, and `mechanism` rests.
+    With the implementation "config" the attention is `mechanism`, whose parameters belong to the model. Any other name
+    is looked up in transformers' interface, and `mechanism` is not used.
     """
 
     is_causal = False
@@ -142,21 +111,19 @@ class SkyformerSelfAttention(nn.Module):
         self.project_out = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """x (B, n, hidden_size) to the same shape, and the attention weights if the implementation forms them."""
+        """x (B, n, hidden_size) to the same shape, and the attention weights if the implementation computes them."""
         sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
-        attend = self._implementation()
-        dropout = self.dropout if self.training else 0.0
-        found, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        return self.project_out(found.flatten(2)), weights
-
-    def _implementation(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        name = self.config._attn_implementation
-        if name == CONFIG_ATTENTION:
-            return config_attention_forward
-        return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        implementation, weights = self.config._attn_implementation, None
+        if implementation == CONFIG_ATTENTION:
+            out = self.mechanism(query, key, value, key_mask=attention_mask).transpose(1, 2)
+        else:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+            dropout = self.dropout if self.training else 0.0
+            out, weights = attend(
+                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
+        return self.project_out(out.flatten(2)), weights
 
 
 class SkyformerLayer(GradientCheckpointingLayer):
@@ -172,19 +139,15 @@ class SkyformerLayer(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """x (B, n, hidden_size) to the same shape."""
-        found, _ = self.attention(self.attention_norm(x), attention_mask, **kwargs)
-        x = x + self.dropout(found)
+        out, _ = self.attention(self.attention_norm(x), attention_mask, **kwargs)
+        x = x + self.dropout(out)
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 def mlp(config: SkyformerConfig, outputs: int) -> nn.Sequential:
-    """hidden_size, intermediate_size, outputs with GELU."""
+    """hidden_size to intermediate_size to outputs, with GELU."""
     return nn.Sequential(
         nn.Linear(config.hidden_size, config.intermediate_size),
         nn.GELU(),
         nn.Linear(config.intermediate_size, outputs),
     )
-
-
-def _describe(x: object) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

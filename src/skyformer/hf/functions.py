@@ -1,7 +1,7 @@
-"""The attention functions of transformers: Skyformer, approximate, and Kernelized Attention, exact.
+"""The attention functions that transformers calls: Skyformer (approximate) and Kernelized Attention (exact).
 
 transformers calls such a function with the attention module, query (B, H, L, P), key and value (B, H or fewer, S, P),
-a mask, and settings; it gets back (B, L, H, P), and the attention weights (B, H, L, S) or None.
+a mask, and settings. It expects (B, L, H, P) and the attention weights (B, H, L, S) or None.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
 
 from skyformer.errors import IgnoredSettingWarning, UnsupportedError
 from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.hf.layers import layer_generator
-from skyformer.hf.masks import Pattern, pattern_pinned_to, read_mask
+from skyformer.hf.masks import Pattern, attached_pattern, read_mask
 from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions
 
-_SILENTLY_SCALED = ("Esm", "Evolla")
-"""Models that scale their queries without saying so: their modules have a `scaling` of 1."""
+_HIDDEN_SCALING = ("Esm", "Evolla")
+"""Models that scale their queries although their modules have a `scaling` of 1."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call, with what the library leaves open made out: heads are equal, the pattern and the scale are known."""
+    """One call after its arguments are resolved: as many key heads as query heads, a known pattern, a known scale."""
 
     module: nn.Module
     query: Tensor
@@ -43,7 +43,7 @@ class Call:
 
 
 class RegisteredAttention(abc.ABC):
-    """What is registered under a name. Subclasses write `attend`."""
+    """An attention registered under a name. Subclasses write `attend`."""
 
     def __init__(self, name: str, options: Options) -> None:
         self.name, self.local_layers = name, options.local_layers
@@ -65,16 +65,17 @@ class RegisteredAttention(abc.ABC):
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
             )
             return by_sdpa
-        self._refuse_terms(module, others)
-        key, value = (_for_every_head(x, query.shape[1]) for x in (key, value))
+        self._refuse_score_terms(module, others)
+        # Groups of heads may share their keys and values.
+        key, value = (repeat_kv(x, query.shape[1] // x.shape[1]) for x in (key, value))
         visible = read_mask(attention_mask, query.shape[0], key.shape[2])
         pattern = visible.pattern or _pattern_of_module(module, is_causal, query.shape[2], key.shape[2])
-        self._refuse_patterns(module, pattern)
+        self._refuse_pattern(module, pattern)
         query, scale = _unscaled(module, query, scaling)
         call = Call(module, query, key, value, visible.key_mask, pattern, dropout, scale)
         if not _wants_weights(module, others):
             return self.attend(call).transpose(1, 2).contiguous(), None
-        # The weights are what multiplies the values, so attending to the identity beside them yields both.
+        # The weights are the matrix that multiplies the values, so the identity as further values returns them.
         out = self.attend(replace(call, value=torch.cat([value, _identity(value)], -1)))
         size = value.shape[-1]
         return out[..., :size].transpose(1, 2).contiguous(), out[..., size:]
@@ -84,35 +85,35 @@ class RegisteredAttention(abc.ABC):
         """(B, H, L, Pv)."""
 
     def _is_local(self, mask: Tensor | None, others: Mapping[str, Any]) -> bool:
-        """Whether the layer looks through a window; an error where such layers are refused."""
-        pattern, window = pattern_pinned_to(mask), others.get("sliding_window")
+        """Whether the layer has a sliding window; raises if such layers are refused."""
+        pattern, window = attached_pattern(mask), others.get("sliding_window")
         if window is None and (pattern is None or not pattern.local):
             return False
         if self.local_layers == "sdpa":
             return True
         raise UnsupportedError(
-            f"attention {self.name!r} sees the whole sequence, but this layer asks for a sliding window. Let such "
-            f"layers keep their softmax attention, register({self.name!r}, local_layers='sdpa'), or load the model "
+            f"attention {self.name!r} attends to the whole sequence, but this layer has a sliding window. Keep the "
+            f"softmax attention of such layers with register({self.name!r}, local_layers='sdpa'), or load the model "
             "without windows (ModernBERT: layer_types=['full_attention'] * num_hidden_layers)"
         )
 
-    def _refuse_terms(self, module: nn.Module, others: Mapping[str, Any]) -> None:
-        for term, meaning in _TERMS.items():
+    def _refuse_score_terms(self, module: nn.Module, others: Mapping[str, Any]) -> None:
+        for term, meaning in _SCORE_TERMS.items():
             if others.get(term) is not None:
                 raise UnsupportedError(
-                    f"attention {self.name!r} never forms the scores, but {type(module).__name__} passes {term}: "
+                    f"attention {self.name!r} never computes the scores, but {type(module).__name__} passes {term}: "
                     f"{meaning}. Use attn_implementation='sdpa' or 'eager' for this model"
                 )
 
-    def _refuse_patterns(self, module: nn.Module, pattern: Pattern) -> None:
+    def _refuse_pattern(self, module: nn.Module, pattern: Pattern) -> None:
         if pattern.other is not None:
             raise UnsupportedError(
-                f"attention {self.name!r} takes padding masks, but {type(module).__name__} asks for {pattern.other}. "
-                "Use attn_implementation='sdpa' or 'eager' for this model"
+                f"attention {self.name!r} supports padding masks only, but {type(module).__name__} uses "
+                f"{pattern.other}. Use attn_implementation='sdpa' or 'eager' for this model"
             )
 
 
-_TERMS = {
+_SCORE_TERMS = {
     "position_bias": "a bias for every pair of positions",
     "softcap": "a bound on the scores",
     "s_aux": "scores of attention sinks",
@@ -121,27 +122,28 @@ _TERMS = {
     "cu_seq_lens_q": "several sequences packed into one row",
     "cache": "a paged cache",
 }
-"""What some models pass besides, and what it would do."""
+"""Arguments of some models that change the scores, and what they mean."""
 
 
 class ApproximateAttention(RegisteredAttention):
-    """Skyformer: landmarks from the layer's own stream, no causality, no dropout of weights."""
+    """Skyformer. Every layer draws its own landmarks; causal models and dropout of weights are not supported."""
 
     def __init__(self, name: str, options: SkyformerOptions) -> None:
         super().__init__(name, options)
-        self.options, self._told_about_dropout = options, False
+        self.options, self._warned_about_dropout = options, False
 
-    # Drawing landmarks breaks a graph anyway; here it breaks in one place.
+    # Drawing landmarks breaks a compiled graph anyway; disabled here, it breaks only once per layer.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, call: Call) -> Tensor:
         if call.pattern.causal:
             raise UnsupportedError(
-                f"attention {self.name!r} cannot serve {type(call.module).__name__}, which is causal: every output "
-                "passes through landmarks from the whole sequence. The exact form can: "
+                f"attention {self.name!r} does not support {type(call.module).__name__}, which is causal: every output "
+                "depends on landmarks from the whole sequence. The exact attention does: "
                 "skyformer.hf.register('kernelized') and attn_implementation='kernelized'"
             )
-        if call.dropout > 0:
-            self._tell_about_dropout(call)
+        if call.dropout > 0 and not self._warned_about_dropout:
+            self._warned_about_dropout = True
+            _warn_about_dropout(self.name, call)
         options = self.options
         return skyformer_attention(
             call.query,
@@ -158,24 +160,17 @@ class ApproximateAttention(RegisteredAttention):
             memory_budget=options.memory_budget,
         )
 
-    def _tell_about_dropout(self, call: Call) -> None:
-        if self._told_about_dropout:
-            return
-        self._told_about_dropout = True
-        warnings.warn(
-            f"attention {self.name!r} forms no attention weights to drop, so the model's attention dropout of "
-            f"{call.dropout:g} has no effect; its other dropout has. To silence this, set "
-            f"{_name_of_dropout(call)} to 0 in the config",
-            IgnoredSettingWarning,
-            stacklevel=2,
-        )
 
-
-def _name_of_dropout(call: Call) -> str:
-    """How the model's config calls its attention dropout."""
+def _warn_about_dropout(name: str, call: Call) -> None:
     settings = vars(call.module.config) if hasattr(call.module, "config") else {}
-    names = [name for name, number in settings.items() if "att" in name and "drop" in name and number == call.dropout]
-    return " or ".join(names) or "the attention dropout"
+    names = [each for each, value in settings.items() if "att" in each and "drop" in each and value == call.dropout]
+    warnings.warn(
+        f"attention {name!r} computes no attention weights to drop, so the model's attention dropout of "
+        f"{call.dropout:g} has no effect; its other dropout has. To silence this warning, set "
+        f"{' or '.join(names) or 'the attention dropout'} to 0 in the config",
+        IgnoredSettingWarning,
+        stacklevel=3,
+    )
 
 
 class ExactAttention(RegisteredAttention):
@@ -188,7 +183,7 @@ class ExactAttention(RegisteredAttention):
     def attend(self, call: Call) -> Tensor:
         if not call.pattern.causal:
             return self._attend(call, is_causal=False)
-        # Queries may begin behind keys that a cache holds, and a cache may be longer than what it holds.
+        # With a cache the queries start at a later position than the keys, and the cache may have unused room.
         first, length = call.pattern.first_query, call.query.shape[2]
         call = _first_keys(call, first + length)
         if length == 1:
@@ -215,13 +210,8 @@ def _first_keys(call: Call, count: int) -> Call:
     return replace(call, key=call.key[:, :, :count], value=call.value[:, :, :count], key_mask=key_mask)
 
 
-def _for_every_head(x: Tensor, num_heads: int) -> Tensor:
-    """Keys or values (B, G, S, P) that groups of heads share, one for each head."""
-    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
-
-
 def _pattern_of_module(module: nn.Module, is_causal: bool | None, num_queries: int, num_keys: int) -> Pattern:
-    """What a module says of itself, where the mask says nothing."""
+    """The pattern that the module's attributes declare, for masks without one."""
     if is_causal is None:
         by_config = getattr(getattr(module, "config", None), "is_causal", True)
         is_causal = bool(getattr(module, "is_causal", False) and by_config)
@@ -229,10 +219,13 @@ def _pattern_of_module(module: nn.Module, is_causal: bool | None, num_queries: i
 
 
 def _unscaled(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float | None]:
-    """Some models (Whisper, OPT, ESM) multiply the queries by head_dim ** -0.5 themselves and ask for a scale of 1. A
-    kernel of distances needs queries and keys of one measure, so the queries get theirs back."""
+    """The queries before scaling, and the scale.
+
+    Some models (Whisper, OPT, ESM) multiply the queries by head_dim ** -0.5 themselves and pass a scale of 1. A kernel
+    of distances needs queries and keys on the same scale, so this undoes it.
+    """
     own = getattr(module, "scaling", None)
-    if type(module).__name__.startswith(_SILENTLY_SCALED):
+    if type(module).__name__.startswith(_HIDDEN_SCALING):
         own = query.shape[-1] ** -0.5
     if scaling != 1.0 or not isinstance(own, float) or own != query.shape[-1] ** -0.5:
         return query, scaling
@@ -240,10 +233,10 @@ def _unscaled(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[
 
 
 def _wants_weights(module: nn.Module, others: Mapping[str, Any]) -> bool:
-    """Whether someone asks for the weights: in the call, in the config, or, where a model does not pass that on, by the
-    library's recording of outputs."""
-    of_config = getattr(getattr(module, "config", None), "output_attentions", False)
-    return bool(others.get("output_attentions") or of_config or _records_weights())
+    """Whether the weights are requested: in the call, in the config, or (for models that do not pass the argument on)
+    by the library's recording of outputs."""
+    by_config = getattr(getattr(module, "config", None), "output_attentions", False)
+    return bool(others.get("output_attentions") or by_config or _records_weights())
 
 
 def _records_weights() -> bool:
@@ -253,6 +246,6 @@ def _records_weights() -> bool:
 
 
 def _identity(value: Tensor) -> Tensor:
-    """(B, H, S, S) beside values (B, H, S, Pv)."""
+    """The identity (B, H, S, S) for values (B, H, S, Pv)."""
     size = value.shape[2]
     return torch.eye(size, dtype=value.dtype, device=value.device).expand(*value.shape[:2], size, size)

@@ -1,4 +1,4 @@
-"""Registration: Skyformer and Kernelized Attention under a name that transformers takes as `attn_implementation`."""
+"""Registration of Skyformer and Kernelized Attention under names that transformers takes as `attn_implementation`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from skyformer.errors import InputError
 from skyformer.hf.functions import ApproximateAttention, ExactAttention, RegisteredAttention
 from skyformer.hf.masks import mask_with_sdpa_windows, plain_mask
-from skyformer.hf.options import Options, SkyformerOptions, read_options
+from skyformer.hf.options import SkyformerOptions, read_options
 
 _PRESETS: Mapping[str, Mapping[str, str]] = {
     "skyformer": {"attention": "skyformer"},
@@ -18,27 +18,37 @@ _PRESETS: Mapping[str, Mapping[str, str]] = {
     "skyformer-softmax": {"attention": "skyformer", "kernel": "softmax"},
 }
 
-_SPECIAL = {
-    "sdpa": "transformers takes it for a kind of sdpa",
-    "flex_attention": "transformers takes it for a kind of flex attention",
-    "flash": "transformers takes it for a kind of flash attention",
+_RESERVED = {
+    "sdpa": "transformers treats such names as a kind of sdpa",
+    "flex_attention": "transformers treats such names as a kind of flex attention",
+    "flash": "transformers treats such names as a kind of flash attention",
     "paged|": "transformers strips this prefix",
     "/": "transformers would look for a kernel on the hub",
-    "eager": "the models' own attention goes by it",
+    "eager": "it is the name of the models' own attention",
 }
 
 
 def register(name: str | None = None, **options: Any) -> None:
-    """Make an attention known to transformers, for `attn_implementation=name` and `set_attn_implementation(name)`.
+    """Makes an attention known to transformers, for `attn_implementation=name` and `set_attn_implementation(name)`.
 
-    Without arguments: "skyformer", "kernelized" (exact) and "skyformer-softmax" (approximates the softmax attention a
-    model was trained with).
+    Without arguments it registers "skyformer", "kernelized" (exact) and "skyformer-softmax" (approximates the softmax
+    attention that a model was trained with).
 
     Args:
-        name: any name but those that transformers treats specially. Registering it again replaces its options, also
+        name: any name that transformers does not treat specially. Registering a name again replaces its options, also
             for models that already use it.
-        options: `attention`, "skyformer" (the default, but for the names above) or "kernelized"; for the rest see
-            `SkyformerOptions` and `KernelizedOptions`.
+        options: `attention`, which is "skyformer" (the default, except for the names above) or "kernelized"; for the
+            others see `SkyformerOptions` and `KernelizedOptions`.
+
+    Example:
+        >>> import torch, skyformer.hf
+        >>> from transformers import BertConfig, BertModel
+        >>> skyformer.hf.register("skyformer-64", num_landmarks=64)
+        >>> config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+        >>> model = BertModel(config).eval()
+        >>> model.set_attn_implementation("skyformer-64")
+        >>> model(torch.arange(200)[None]).last_hidden_state.shape
+        torch.Size([1, 200, 32])
     """
     if name is None and not options:
         for preset in _PRESETS:
@@ -48,28 +58,25 @@ def register(name: str | None = None, **options: Any) -> None:
     _check_name(name)
     settings = {**_PRESETS.get(name, _PRESETS["skyformer"]), **options}
     chosen = read_options(settings.pop("attention"), settings)
-    AttentionInterface.register(name, _build(name, chosen))
+    if isinstance(chosen, SkyformerOptions):
+        AttentionInterface.register(name, ApproximateAttention(name, chosen))
+    else:
+        AttentionInterface.register(name, ExactAttention(name, chosen))
     AttentionMaskInterface.register(name, mask_with_sdpa_windows if chosen.local_layers == "sdpa" else plain_mask)
 
 
 def uses_interface(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
-    """Whether a model asks transformers' attention interface, so that `attn_implementation` has an effect. The others
-    accept the name and go on with their own attention."""
+    """Whether a model uses transformers' attention interface, so that `attn_implementation` has an effect. Other models
+    accept the name and keep their own attention."""
     return bool(model._can_set_attn_implementation())
 
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name:
         raise InputError(f"name must be a string that is not empty; got {name!r}")
-    for special, reason in _SPECIAL.items():
-        if special in name:
-            raise InputError(f"name must not contain {special!r}, for {reason}; got {name!r}")
+    for reserved, reason in _RESERVED.items():
+        if reserved in name:
+            raise InputError(f"name must not contain {reserved!r}: {reason}; got {name!r}")
     known = AttentionInterface._global_mapping.get(name)
     if known is not None and not isinstance(known, RegisteredAttention):
-        raise InputError(f"the name {name!r} belongs to another attention function; register under another")
-
-
-def _build(name: str, options: Options) -> RegisteredAttention:
-    if isinstance(options, SkyformerOptions):
-        return ApproximateAttention(name, options)
-    return ExactAttention(name, options)
+        raise InputError(f"the name {name!r} belongs to another attention function; use another name")

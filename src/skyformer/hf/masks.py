@@ -1,13 +1,11 @@
-"""Masks: a mask function that leaves padding in two dimensions, and what an attention makes of the mask it is handed.
+"""Masks: a mask function that leaves padding masks two-dimensional, and the reading of the masks that models pass on.
 
 transformers builds masks from a function of indices (causal, bidirectional, sliding windows, ...) and a padding mask
-(B, S). `plain_mask` returns the padding mask and pins the pattern of the indices to it; `read_mask` takes both apart.
+(B, S). `plain_mask` returns the padding mask with the pattern of the indices attached; `read_mask` returns both.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import MODEL_MAPPING
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -24,13 +23,18 @@ from transformers.masking_utils import (
 
 from skyformer.errors import MaskError, UnsupportedError
 
-_PIN = "_skyformer_pattern"
+_ATTRIBUTE = "_skyformer_pattern"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query sees, apart from padding: all, or the earlier ones (`first_query` is the position of the first
-    query among the keys), or what neither describes, told in words."""
+    """The keys that a query may attend to, apart from padding: all by default.
+
+    Args:
+        causal: only earlier keys. first_query: the position of the first query among the keys.
+        local: only keys inside a window.
+        other: a description of any pattern that these do not cover.
+    """
 
     causal: bool = False
     first_query: int = 0
@@ -40,7 +44,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Visible:
-    """The keys that are no padding, bool (B, S) or None for all; and the pattern, None when the mask does not say."""
+    """The keys that are not padding, bool (B, S) or None for all; and the pattern, None if the mask has none."""
 
     key_mask: Tensor | None
     pattern: Pattern | None
@@ -56,15 +60,17 @@ def plain_mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     device: torch.device | str = "cpu",
-    config: object = None,
+    config: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """The padding mask, bool (B, S), with its pattern pinned to it; None if every query sees every key."""
+    """The padding mask, bool (B, S), with its pattern attached; None if every query attends to every key."""
     if not torch.compiler.is_compiling():
-        _refuse_strangers(type(config).__module__, type(config).__name__)
+        _refuse_own_attention(config.__class__)
     if attention_mask is not None and attention_mask.dim() != 2:
-        came = tuple(attention_mask.shape)
-        raise MaskError(f"attention_mask must be (B, S), or (B, 1, L, S) if it is the same for all L; got shape {came}")
+        shape = tuple(attention_mask.shape)
+        raise MaskError(
+            f"attention_mask must be (B, S), or (B, 1, L, S) if it is the same for all L; got shape {shape}"
+        )
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
@@ -73,38 +79,38 @@ def plain_mask(
         return None if padding is None or _all_true(padding) else padding
     if padding is None:
         padding = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    return pin(padding.view_as(padding), pattern)
+    return attach(padding.view_as(padding), pattern)
 
 
 def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -> Tensor | None:
-    """`plain_mask`, but for layers with a window the (B, 1, L, S) mask of sdpa."""
+    """`plain_mask`, except that layers with a window get the (B, 1, L, S) mask of sdpa."""
     if local_size is None:
         return plain_mask(**arguments)
     mask = sdpa_mask(local_size=local_size, **arguments)
-    return None if mask is None else pin(mask, Pattern(local=True))
+    return None if mask is None else attach(mask, Pattern(local=True))
 
 
 @cache
-def _refuse_strangers(config_module: str, config_name: str) -> None:
-    """An error for a model that builds its mask by `attn_implementation` but then attends by code of its own, which
-    expects a mask of four dimensions."""
-    configuration, _, model = config_module.rpartition(".configuration_")
-    modeling = sys.modules.get(f"{configuration}.modeling_{model}")
-    if modeling is not None and "ALL_ATTENTION_FUNCTIONS" not in inspect.getsource(modeling):
+def _refuse_own_attention(config_type: Any) -> None:
+    """Raises for models that build their mask by `attn_implementation` but then compute attention with their own code,
+    which expects a mask of four dimensions."""
+    models: Any = MODEL_MAPPING.get(config_type, None)  # type: ignore[arg-type]
+    models = models if isinstance(models, tuple) else (models,)
+    if None not in models and not any(model._can_set_attn_implementation() for model in models):
         raise UnsupportedError(
-            f"{config_name.removesuffix('Config')} models have an attention of their own and do not ask "
+            f"{config_type.__name__.removesuffix('Config')} models have their own attention and do not use "
             "transformers' attention interface; use attn_implementation='eager' for them, or another model"
         )
 
 
-def pin(mask: Tensor, pattern: Pattern) -> Tensor:
-    """`mask` with the pattern as an attribute; an operation on the mask loses it."""
-    setattr(mask, _PIN, pattern)
+def attach(mask: Tensor, pattern: Pattern) -> Tensor:
+    """`mask` with the pattern as an attribute, which operations on the mask do not copy."""
+    setattr(mask, _ATTRIBUTE, pattern)
     return mask
 
 
-def pattern_pinned_to(mask: Tensor | None) -> Pattern | None:
-    return getattr(mask, _PIN, None)
+def attached_pattern(mask: Tensor | None) -> Pattern | None:
+    return getattr(mask, _ATTRIBUTE, None)
 
 
 def _pattern_of(mask_function: Callable[..., Any], local_size: int | None, first_query: int) -> Pattern:
@@ -114,26 +120,26 @@ def _pattern_of(mask_function: Callable[..., Any], local_size: int | None, first
         return Pattern(causal=True, first_query=first_query)
     if local_size is not None:
         return Pattern(local=True, other=f"a window of {local_size} tokens")
-    return Pattern(other="a pattern of the model's own, such as several sequences packed into one row")
+    return Pattern(other="a pattern of its own, such as several sequences packed into one row")
 
 
 def _all_true(mask: Tensor) -> bool:
-    """Whether nothing is masked, where that can be asked: a graph being traced holds no values."""
+    """Whether nothing is masked, if that can be known: a traced graph has no values."""
     return not torch.compiler.is_compiling() and not mask.is_meta and bool(mask.all())
 
 
 def read_mask(mask: Tensor | None, batch: int, num_keys: int) -> Visible:
-    """The key mask in what a model hands to its attention, (B, S) or (B, 1 or H, 1 or L, S)."""
+    """The key mask and pattern of the mask that a model passes to its attention, (B, S) or (B, 1 or H, 1 or L, S)."""
     if mask is None:
         return Visible(None, None)
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
-        came = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise MaskError(f"attention_mask must be a tensor (B, S) or (B, 1, L, S); got {came}")
+        given = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise MaskError(f"attention_mask must be a tensor (B, S) or (B, 1, L, S); got {given}")
     if mask.dim() == 4:
-        # Such a mask is all there is to know, so whether the module is causal no longer matters.
+        # Such a mask describes every pair, so whether the module is causal no longer matters.
         return Visible(_key_mask_of(mask)[:, :num_keys].expand(batch, -1), Pattern())
-    pattern = pattern_pinned_to(mask)
-    return Visible(mask if mask.dtype == torch.bool or mask.is_floating_point() else mask.bool(), pattern)
+    key_mask = mask if mask.dtype == torch.bool or mask.is_floating_point() else mask.bool()
+    return Visible(key_mask, attached_pattern(mask))
 
 
 def _key_mask_of(mask: Tensor) -> Tensor:
@@ -142,7 +148,7 @@ def _key_mask_of(mask: Tensor) -> Tensor:
     if not bool((mask == row).all()):
         raise UnsupportedError(
             f"attention_mask of shape {tuple(mask.shape)} hides different keys from different queries or heads; this "
-            "attention never forms the (L, S) scores, so it takes padding only, the same keys for all. Pass the "
+            "attention never computes the (L, S) scores, so it supports padding only, the same keys for all. Pass the "
             "padding as attention_mask (B, S), or use attn_implementation='sdpa' or 'eager'"
         )
     row = row[:, 0, 0]
@@ -158,4 +164,4 @@ def _key_mask_of(mask: Tensor) -> Tensor:
 
 
 _HIDDEN = -9999.0
-"""A score lowered by as much has no weight left. Older models write -10000 for it."""
+"""Scores lowered by this much have no weight left. Older models use -10000."""

@@ -1,8 +1,9 @@
-"""Skyformer models for Hugging Face: the encoder, and with heads for classification and for masked tokens."""
+"""Skyformer models for Hugging Face: the encoder alone, and with heads for classification and for masked tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,17 @@ from skyformer.model.encoder import random_numbers_of_its_own
 
 _ARGUMENTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
 _EXTRAS = ("output_hidden_states", "output_attentions", "num_items_in_batch")
-"""Of what the library may pass besides, that which has a meaning here, or is for the loss."""
+"""Other arguments of the library that have an effect here, or on the loss."""
 
 
 class SkyformerPreTrainedModel(PreTrainedModel):
-    """What the Skyformer models share: their config, their first weights, and which attentions they can run with."""
+    """What the Skyformer models share: their config, their initial weights, and the attentions they can run with."""
 
     config: SkyformerConfig
     config_class = SkyformerConfig
     base_model_prefix = "skyformer"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "word_embeddings"
     _supports_sdpa = True
     _supports_attention_backend = True
     _no_split_modules = ["SkyformerEmbeddings", "SkyformerLayer"]  # noqa: RUF012
@@ -48,7 +50,7 @@ class SkyformerPreTrainedModel(PreTrainedModel):
         super().__init__(config, *inputs, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The config's own attention unless another implementation is asked for."""
+        """The config's own attention unless another implementation is requested."""
         if requested_attention in (None, CONFIG_ATTENTION):
             return CONFIG_ATTENTION
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
@@ -57,9 +59,9 @@ class SkyformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Attention):
-            # Forked as well, for the library skips modules that have nothing to draw.
+            # The library skips modules without parameters, so the generator is restored after every attention.
             with torch.random.fork_rng(devices=range(torch.cuda.device_count())), random_numbers_of_its_own():
-                getattr(module, "reset_parameters", _nothing_to_reset)()
+                getattr(module, "reset_parameters", lambda: None)()
 
 
 class SkyformerModel(SkyformerPreTrainedModel):
@@ -77,12 +79,6 @@ class SkyformerModel(SkyformerPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = value  # type: ignore[assignment]
-
     @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
         self,
@@ -95,7 +91,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size), to last_hidden_state (B, n, hidden_size).
 
-        attention_mask (B, n) is bool or 0 and 1, 1 = a real token; padding may be on either side, and what comes out at
+        attention_mask (B, n) is bool or 0 and 1, 1 = a real token; padding may be on either side, and the output at
         masked positions has no meaning. Positions count from the first real token unless position_ids are given.
         """
         self._check_extras(kwargs)
@@ -115,8 +111,10 @@ class SkyformerModel(SkyformerPreTrainedModel):
         return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=mask)
 
     def _check_extras(self, extras: dict[str, Any]) -> None:
-        """Whatever else a call brings goes to the attention function, and those of the zoo make nothing of it: a
-        misspelt mask would have no effect. What is off, `use_cache=False` say, may come."""
+        """Refuses unknown arguments, which the attentions of this package would ignore, such as a misspelt mask.
+
+        Arguments that are None or False, such as `use_cache=False`, are accepted.
+        """
         name = self.config._attn_implementation
         check_weights_exist(extras.get("output_attentions", self.config.output_attentions), name)
         if name != CONFIG_ATTENTION:
@@ -126,22 +124,11 @@ class SkyformerModel(SkyformerPreTrainedModel):
                 raise UnknownNameError("argument of a Skyformer model:", extra, [*_ARGUMENTS, *_EXTRAS])
 
 
-class SkyformerForSequenceClassification(SkyformerPreTrainedModel):
-    """The mean over the real tokens of what the encoder makes of them, and an MLP, as the paper's classifier.
+class SkyformerModelWithHead(SkyformerPreTrainedModel):
+    """The encoder with a head. Subclasses write `logits_of` and `loss_of`."""
 
-    Labels decide the loss, as everywhere in transformers: one label is a regression, several with integer labels (B,) a
-    choice among them, several with float labels (B, num_labels) a decision about each; `problem_type` overrides.
-    """
-
-    accepts_loss_kwargs = False
-    """The loss is the mean over the batch, so the Trainer is to divide by the steps it accumulates over."""
-
-    def __init__(self, config: SkyformerConfig) -> None:
-        super().__init__(config)
-        self.num_labels = int(config.num_labels or 0)
-        self.skyformer = SkyformerModel(config)
-        self.classifier = mlp(config, self.num_labels)
-        self.post_init()
+    output_type: ClassVar[type[SequenceClassifierOutput] | type[MaskedLMOutput]]
+    skyformer: SkyformerModel
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -153,21 +140,58 @@ class SkyformerForSequenceClassification(SkyformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """To logits (B, num_labels), and the loss when there are labels; the rest is as in `SkyformerModel`."""
+    ) -> SequenceClassifierOutput | MaskedLMOutput:
+        """To the logits, and to the loss if there are labels; the other arguments are those of `SkyformerModel`."""
         outputs = self.skyformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
+        logits = self.logits_of(outputs)
+        loss: Any = None if labels is None else self.loss_of(logits, labels, **kwargs)
+        return self.output_type(loss, logits, outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]
+
+    @abc.abstractmethod
+    def logits_of(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        """The scores that the head computes from the encoder's outputs."""
+
+    @abc.abstractmethod
+    def loss_of(self, logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """The loss, a scalar."""
+
+
+class SkyformerForSequenceClassification(SkyformerModelWithHead):
+    """The encoder, the mean over the real tokens, and an MLP to logits (B, num_labels), as the paper's classifier.
+
+    The labels decide the loss, as everywhere in transformers: regression for one label, classification for integer
+    labels (B,), multi-label classification for float labels (B, num_labels); `problem_type` overrides this.
+    """
+
+    output_type = SequenceClassifierOutput
+    accepts_loss_kwargs = False
+    """The loss is the mean over the batch, so the Trainer must divide by the number of accumulation steps."""
+
+    def __init__(self, config: SkyformerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 0)
+        self.skyformer = SkyformerModel(config)
+        self.classifier = mlp(config, self.num_labels)
+        self.post_init()
+
+    def logits_of(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         logits: Tensor = self.classifier(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]
+        return logits
+
+    def loss_of(self, logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+        loss: Tensor = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return loss
 
 
-class SkyformerForMaskedLM(SkyformerPreTrainedModel):
-    """Scores for every token of the vocabulary at every position, with the word embeddings as the last weights."""
+class SkyformerForMaskedLM(SkyformerModelWithHead):
+    """The encoder and logits (B, n, vocab_size), scored with the word embeddings.
 
+    The loss is the mean over the positions whose label (B, n) is not -100.
+    """
+
+    output_type = MaskedLMOutput
     _tied_weights_keys = {"decoder.weight": "skyformer.embeddings.word_embeddings.weight"}  # noqa: RUF012
 
     def __init__(self, config: SkyformerConfig) -> None:
@@ -187,26 +211,13 @@ class SkyformerForMaskedLM(SkyformerPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.decoder = new_embeddings  # type: ignore[assignment]
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """To logits (B, n, vocab_size), and the loss at positions whose label (B, n) is not -100."""
-        outputs = self.skyformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
-        )
+    def logits_of(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         logits: Tensor = self.decoder(self.transform(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)  # type: ignore[arg-type]
+        return logits
+
+    def loss_of(self, logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return loss
 
 
 def as_bool_mask(attention_mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
@@ -214,38 +225,40 @@ def as_bool_mask(attention_mask: Tensor | None, shape: tuple[int, int]) -> Tenso
     if attention_mask is None:
         return None
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != shape:
-        came = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise MaskError(f"attention_mask must be a tensor of shape {shape}, 1 = a real token; got {came}")
+        raise MaskError(
+            f"attention_mask must be a tensor of shape {shape}, 1 = a real token; got {_kind(attention_mask)}"
+        )
     if attention_mask.dtype == torch.bool:
         return attention_mask
-    # A look at the data makes other devices wait, and tracing has none to look at.
+    # Reading values makes other devices wait, and a traced graph has no values.
     if attention_mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        strange = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
-        if strange.numel():
+        wrong = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
+        if wrong.numel():
             raise MaskError(
-                f"attention_mask must be bool, or 0 and 1, 1 = a real token; got {strange[0].item()}. Convert an "
+                f"attention_mask must be bool, or 0 and 1, 1 = a real token; got {wrong[0].item()}. Convert an "
                 "additive mask (0 / -inf) with attention_mask == 0"
             )
     return attention_mask != 0
 
 
 def _check_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[int, int]:
-    """(B, n) of whichever is there."""
+    """(B, n) of the one that is given."""
     if (input_ids is None) == (inputs_embeds is None):
         raise InputError(f"give input_ids or inputs_embeds; got {'neither' if input_ids is None else 'both'}")
     given, name, rank = (input_ids, "input_ids", 2) if inputs_embeds is None else (inputs_embeds, "inputs_embeds", 3)
     if not isinstance(given, Tensor) or given.dim() != rank:
-        came = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        raise ShapeError(f"{name} must be a tensor of {rank} dimensions, batch and tokens first; got {came}")
+        raise ShapeError(f"{name} must be a tensor of {rank} dimensions, batch and tokens first; got {_kind(given)}")
+    if rank == 2 and given.is_floating_point():
+        raise ShapeError(f"input_ids must be a tensor (B, n) of integers; got {given.dtype}")
     return given.shape[0], given.shape[1]
 
 
-def _nothing_to_reset() -> None:
-    """For attentions without parameters and buffers."""
+def _kind(x: object) -> str:
+    return f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def register_models() -> None:
-    """Makes the models known to `AutoConfig` and the `AutoModel` classes; a second time changes nothing."""
+    """Makes the models known to `AutoConfig` and the `AutoModel` classes; a second call has no effect."""
     AutoConfig.register(SkyformerConfig.model_type, SkyformerConfig, exist_ok=True)
     AutoModel.register(SkyformerConfig, SkyformerModel, exist_ok=True)
     AutoModelForSequenceClassification.register(SkyformerConfig, SkyformerForSequenceClassification, exist_ok=True)

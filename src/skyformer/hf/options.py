@@ -1,4 +1,4 @@
-"""What can be set for a registered attention, checked when it is registered."""
+"""The options of a registered attention, checked at registration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,28 @@ from skyformer.ops.kernels import Kernel, SoftmaxKernel, get_kernel
 from skyformer.ops.products import MEMORY_BUDGET
 from skyformer.ops.solve import Solver, get_solver
 
-LOCAL_LAYERS = ("refuse", "sdpa")
+_SAMPLERS_PER_HEAD: Mapping[str, Sampler] = {
+    sampler.name: sampler
+    for sampler in (UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True))
+}
+"""Named samplers that here draw separately for each head; the others use each head's points, or draw nothing."""
+
+_SET_BY_THE_MODEL: Mapping[str, str] = {
+    "scale": "it passes the scaling of its scores with every call",
+    "dropout": "it passes the attention dropout of its config with every call",
+    "num_heads": "it is the number of heads of the tensors it passes",
+    "head_dim": "it is the head dim of the tensors it passes",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelizedOptions:
-    """Exact Kernelized Attention.
+    """Options of exact Kernelized Attention.
 
-    kernel, memory_budget: see `kernelized_attention`. local_layers: what a layer with a sliding window gets, "refuse"
-    (an error) or "sdpa" (its own windowed softmax attention).
+    Args:
+        kernel, memory_budget: see `kernelized_attention`.
+        local_layers: what layers with a sliding window do: "refuse" raises an error, "sdpa" keeps their own windowed
+            softmax attention.
     """
 
     kernel: str | Kernel = "gaussian"
@@ -32,14 +45,19 @@ class KernelizedOptions:
     def __post_init__(self) -> None:
         get_kernel(self.kernel)
         check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
-        if self.local_layers not in LOCAL_LAYERS:
-            raise UnknownNameError("way with local_layers", self.local_layers, LOCAL_LAYERS)
+        if self.local_layers not in ("refuse", "sdpa"):
+            raise UnknownNameError("value of local_layers", self.local_layers, ("refuse", "sdpa"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkyformerOptions(KernelizedOptions):
-    """Skyformer. num_landmarks, gamma, solver: see `skyformer_attention`; landmarks: likewise, by default "stratified",
-    for the softmax kernel "queries"; seed: where landmarks come from in `eval()`, together with the layer's number."""
+    """Options of Skyformer.
+
+    Args:
+        num_landmarks, gamma, solver: see `skyformer_attention`.
+        landmarks: likewise; by default "stratified", or "queries" for the softmax kernel.
+        seed: the seed of the landmarks in `eval()`, combined with the layer's number.
+    """
 
     num_landmarks: int = 128
     landmarks: str | Sampler | CustomSampler | None = None
@@ -60,41 +78,27 @@ class SkyformerOptions(KernelizedOptions):
         landmarks = self.landmarks
         if landmarks is None:
             landmarks = "queries" if isinstance(get_kernel(self.kernel), SoftmaxKernel) else "stratified"
-        if isinstance(landmarks, str) and landmarks in _BY_HEAD:
-            return _BY_HEAD[landmarks]
+        if isinstance(landmarks, str) and landmarks in _SAMPLERS_PER_HEAD:
+            return _SAMPLERS_PER_HEAD[landmarks]
         return get_sampler(landmarks)
 
 
-_BY_HEAD: Mapping[str, Sampler] = {
-    sampler.name: sampler
-    for sampler in (UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True))
-}
-"""Samplers by name that draw for each head; the others look at each head's points anyway, or draw nothing."""
-
 Options: TypeAlias = KernelizedOptions | SkyformerOptions
 
-_KINDS: Mapping[str, type[KernelizedOptions] | type[SkyformerOptions]] = {
+_TYPES: Mapping[str, type[KernelizedOptions] | type[SkyformerOptions]] = {
     "skyformer": SkyformerOptions,
     "kernelized": KernelizedOptions,
 }
 
 
 def read_options(attention: str, given: Mapping[str, Any]) -> Options:
-    """The options of an attention, or an error that lists those it has."""
-    if not isinstance(attention, str) or attention not in _KINDS:
-        raise UnknownNameError("attention", attention, _KINDS)
-    known = [option.name for option in fields(_KINDS[attention]) if option.init]
+    """The options of an attention, or an error that lists the known ones."""
+    if not isinstance(attention, str) or attention not in _TYPES:
+        raise UnknownNameError("attention", attention, _TYPES)
+    known = [option.name for option in fields(_TYPES[attention]) if option.init]
     for name in given:
-        if name in _BY_THE_MODEL:
-            raise InputError(f"{name} comes from the model: {_BY_THE_MODEL[name]}; leave it out of register")
+        if name in _SET_BY_THE_MODEL:
+            raise InputError(f"{name} comes from the model: {_SET_BY_THE_MODEL[name]}; remove it from register")
         if name not in known:
             raise UnknownNameError(f"option for attention {attention!r}:", name, ["attention", *known])
-    return _KINDS[attention](**given)
-
-
-_BY_THE_MODEL: Mapping[str, str] = {
-    "scale": "it passes the scaling of its scores with every call",
-    "dropout": "it passes the attention dropout of its config with every call",
-    "num_heads": "the heads are those of the tensors it passes",
-    "head_dim": "the head dim is that of the tensors it passes",
-}
+    return _TYPES[attention](**given)

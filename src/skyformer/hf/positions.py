@@ -1,4 +1,4 @@
-"""Longer inputs for models with learned positions: their embeddings stretched by interpolation."""
+"""Longer inputs for models with learned positions: their position embeddings are interpolated."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ _BUFFERS = ("position_ids", "token_type_ids")
 
 @torch.no_grad()
 def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel:
-    """Let a model of learned positions (BERT and its relatives) take `max_length` tokens; returns the model itself.
+    """Extends a model with learned positions (BERT and related models) to `max_length` tokens.
 
-    The first position and the last keep their embeddings, those between are read off the straight lines that join the
-    old ones. The config and the buffers follow, so that the model can be saved and loaded again. Do this before an
-    optimizer is made, for the embeddings become a new parameter; and raise `tokenizer.model_max_length`.
+    The first and the last position keep their embeddings; those between are linear interpolations of the old ones. The
+    config and the buffers are updated, so that the model can be saved and loaded again. Create the optimizer after this
+    call, because the embeddings become a new parameter, and set `tokenizer.model_max_length` as well.
+
+    Returns:
+        The model itself.
     """
     check_at_least("max_length", max_length, 1)
     found = list(_position_embeddings(model))
     if not found:
         raise UnsupportedError(
-            f"{type(model).__name__} has no learned position_embeddings of max_position_embeddings rows to stretch. "
-            "Rotary positions need none; a vision model is called with interpolate_pos_encoding=True; a model of "
-            "several parts is stretched part by part"
+            f"{type(model).__name__} has no learned position_embeddings of max_position_embeddings rows to extend. "
+            "Rotary positions need no extension; call a vision model with interpolate_pos_encoding=True; extend a "
+            "model of several parts part by part"
         )
     _refuse_fixed_lengths(model)
     for owner, name, embedding in found:
@@ -39,24 +42,24 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
         current = embedding.num_embeddings - first
         if max_length < current:
             raise InputError(f"max_length must be at least the model's own {current}; got {max_length}")
-        setattr(owner, name, _stretched(embedding, first, max_length))
-        _lengthen_buffers(owner, first + max_length)
+        setattr(owner, name, _extended(embedding, first, max_length))
+        _extend_buffers(owner, first + max_length)
     model.config.max_position_embeddings = first + max_length
     return model
 
 
 def _refuse_fixed_lengths(model: PreTrainedModel) -> None:
-    """Linformer would refuse longer texts only when they come."""
+    """Raises for Linformer now; otherwise it would raise only at the first longer text."""
     for module in model.modules():
         if isinstance(module, LinformerAttention):
             raise UnsupportedError(
-                f"'linformer' attention has projections of {module.max_length} tokens, which cannot be stretched; use "
-                "another attention, or train a model with more max_position_embeddings"
+                f"'linformer' attention has projections of {module.max_length} tokens, which cannot be extended; use "
+                "another attention, or train a model with a larger max_position_embeddings"
             )
 
 
 def _position_embeddings(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str, nn.Embedding]]:
-    """Every embedding of as many positions as the config says, with the module that owns it."""
+    """Every embedding with as many rows as the config has positions: its module, its name there, and itself."""
     count = getattr(model.config, "max_position_embeddings", None)
     for owner in model.modules():
         for name in _EMBEDDINGS:
@@ -66,16 +69,16 @@ def _position_embeddings(model: PreTrainedModel) -> Iterator[tuple[nn.Module, st
 
 
 def first_position(model: PreTrainedModel) -> int:
-    """Where the positions of a model begin, 0 if it has no table of them."""
+    """The row of a model's first position, 0 if it has no learned positions."""
     return next((_first_position(embedding) for _, _, embedding in _position_embeddings(model)), 0)
 
 
 def _first_position(embedding: nn.Embedding) -> int:
-    """Where positions begin: RoBERTa keeps the rows up to its padding index for padding."""
+    """The row of the first position: RoBERTa reserves the rows up to its padding index."""
     return 0 if embedding.padding_idx is None else embedding.padding_idx + 1
 
 
-def _stretched(embedding: nn.Embedding, first: int, length: int) -> nn.Embedding:
+def _extended(embedding: nn.Embedding, first: int, length: int) -> nn.Embedding:
     weight = embedding.weight
     rows = torch.cat([weight[:first], _interpolated(weight[first:], length)])
     longer = nn.Embedding(rows.shape[0], rows.shape[1], embedding.padding_idx, device=weight.device, dtype=weight.dtype)
@@ -84,12 +87,12 @@ def _stretched(embedding: nn.Embedding, first: int, length: int) -> nn.Embedding
 
 
 def _interpolated(rows: Tensor, length: int) -> Tensor:
-    """(n, E) to (length, E), the first and the last row kept."""
-    stretched = F.interpolate(rows.float().mT[None], size=length, mode="linear", align_corners=True)
-    return stretched[0].mT.to(rows.dtype)
+    """(n, E) to (length, E), with the same first and last row."""
+    longer = F.interpolate(rows.float().mT[None], size=length, mode="linear", align_corners=True)
+    return longer[0].mT.to(rows.dtype)
 
 
-def _lengthen_buffers(owner: nn.Module, length: int) -> None:
+def _extend_buffers(owner: nn.Module, length: int) -> None:
     for name in _BUFFERS:
         buffer = getattr(owner, name, None)
         if isinstance(buffer, Tensor):
