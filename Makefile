@@ -31,7 +31,7 @@ studies:
 	$(PY) -m skyformer.cli.main study all --small --threads 2
 
 docs:
-	./scripts/setup.sh cli
+	./scripts/setup.sh model
 	$(PY) scripts/pages.py
 
 bench:

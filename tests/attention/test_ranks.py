@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyformer.attention.ranks import Ranks
+from skyformer.attention.rows import Ranks
 
 MASK = torch.tensor([[False, True, True, False, True], [True] * 5, [False] * 5, [True, False, False, False, False]])
 
 
 def test_rank_position_and_count() -> None:
     ranks = Ranks.of(MASK)
-    assert ranks.rank.tolist() == [[-1, 0, 1, -1, 2], [0, 1, 2, 3, 4], [-1] * 5, [0, -1, -1, -1, -1]]
+    assert ranks.move.target.squeeze(1).tolist() == [[-1, 0, 1, -1, 2], [0, 1, 2, 3, 4], [-1] * 5, [0, -1, -1, -1, -1]]
     assert ranks.position.tolist() == [[1, 2, 4, -1, -1], [0, 1, 2, 3, 4], [-1] * 5, [0, -1, -1, -1, -1]]
     assert ranks.count.tolist() == [[3], [5], [0], [1]]
 

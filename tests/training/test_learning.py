@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer.attention import registry
+from skyformer.attention import Inputs, registry
 from skyformer.attention.softmax import SoftmaxAttention
 from skyformer.lra import Example, Split, Task, task_spec
 from skyformer.lra.tasks import FIRST_SYMBOL_ID
@@ -57,8 +57,9 @@ class ShuffledValues(SoftmaxAttention):
 
     name = "shuffled"
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        return super().attend(query, key, value[:, :, torch.randperm(value.shape[2])], *rest)
+    def attend(self, inputs: Inputs) -> Tensor:
+        shuffled = inputs.value[:, :, torch.randperm(inputs.value.shape[2])]
+        return super().attend(replace(inputs, value=shuffled))
 
 
 @pytest.fixture
@@ -89,5 +90,5 @@ def test_attention_learns(attention: str, options: dict[str, Any], tmp_path: Pat
 @pytest.mark.usefixtures("task")
 def test_broken_attention_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.list_attentions()
-    monkeypatch.setitem(registry._REGISTRY, ShuffledValues.name, ShuffledValues)
+    monkeypatch.setitem(registry._ATTENTIONS._parts, ShuffledValues.name, ShuffledValues)
     assert accuracy(ShuffledValues.name, tmp_path) < NOT_LEARNT

@@ -1,6 +1,6 @@
-"""Attention mechanisms, one file each, behind one interface."""
+"""The attention mechanisms, one module each, with one interface."""
 
-from skyformer.attention.base import Attention, Promise
+from skyformer.attention.base import Attention, Inputs, Promise
 from skyformer.attention.registry import (
     attention_class,
     attention_options,
@@ -11,6 +11,7 @@ from skyformer.attention.registry import (
 
 __all__ = [
     "Attention",
+    "Inputs",
     "Promise",
     "attention_class",
     "attention_options",

@@ -2,31 +2,31 @@
 
     softmax(Q K~^T) Z softmax(Q~ K^T) V  [+ a convolution of V]          Z -> pinv(A),  A = softmax(Q~ K~^T)
 
-with scores scaled by 1 / sqrt(P) throughout. Q~ and K~ (d, P) are the means of d equal runs of the valid tokens, and Z
-comes from a few steps of an iteration that needs nothing but products. O((L + S) d P + d^3) time, O((L + S) P) memory.
+with all scores scaled by 1 / sqrt(P). Q~ and K~ (d, P) are the means of d equal runs of the valid tokens, and Z comes
+from a few steps of an iteration of matrix products. O((L + S) d P + d^3) time, O((L + S) P) memory.
 Xiong et al., "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention", 2021.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skyformer.attention.base import Attention, Promise
-from skyformer.attention.ranks import Ranks
+from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
 from skyformer.attention.registry import register
-from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value
+from skyformer.attention.rows import Ranks
+from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, ShapeError, UnsupportedError
 from skyformer.functional import softmax_attention
 from skyformer.landmarks import Landmarks, segment_means
-from skyformer.ops.precision import at_least_float32, without_autocast
 
 CONVOLUTION_BLOCK = 64
-"""Tokens of the convolution that one small product yields."""
+"""The number of tokens that one small product of the convolution computes."""
 
 
 def nystromformer_attention(
@@ -45,53 +45,39 @@ def nystromformer_attention(
 
     Args:
         query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
-        num_landmarks: d. An example of fewer valid tokens has one landmark for each.
+        num_landmarks: d. An example of fewer valid tokens has one landmark per token.
         num_iterations: steps towards the pseudo-inverse of the d x d matrix.
-        convolution: (H, k) with k odd: each head's own weights of a convolution of its values along the valid
+        convolution: (H, k) with k odd: the weights, for each head, of a convolution of the values along the valid
             tokens, which is added to the output; needs L == S.
         key_mask: bool (B, S), True = attend. query_mask: bool (B, L), True where a query counts in a segment mean;
             `key_mask` by default when L == S.
-        scale: P ** -0.5 by default.
+        scale: factor of the scores; P ** -0.5 by default.
 
     Returns:
         (B, H, L, Pv).
     """
-    check_query_key_value(query, key, value)
+    inputs = NystromformerAttention.check_inputs(query, key, value, key_mask, query_mask)
     check_at_least("num_landmarks", num_landmarks, 1)
     check_at_least("num_iterations", num_iterations, 1)
-    if query_mask is None and query.shape[2] == key.shape[2]:
-        query_mask = key_mask
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
-    if scale is not None:
-        check_positive("scale", scale)
+    check_scale(scale)
+    return _attend(inputs, num_landmarks, num_iterations, convolution, scale)
+
+
+@computed_in_float32
+def _attend(
+    inputs: Inputs, num_landmarks: int, num_iterations: int, convolution: Tensor | None, scale: float | None
+) -> Tensor:
+    """The three softmax kernels, of which the two long ones are never formed."""
+    query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     if convolution is not None:
         _check_convolution(convolution, query, key)
-    query32, key32, value32 = (at_least_float32(t) for t in (query, key, value))
-    of_query = segment_means(query32, query_mask, num_landmarks)
-    of_key = segment_means(key32, key_mask, num_landmarks)
-    out = _nystrom(query32, key32, value32, of_query, of_key, key_mask, scale, num_iterations)
-    if convolution is not None:
-        out = out + convolve_tokens(value32, convolution.to(out.dtype), key_mask)
-    return out.to(query.dtype)
-
-
-@without_autocast
-def _nystrom(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    of_query: Landmarks,
-    of_key: Landmarks,
-    key_mask: Tensor | None,
-    scale: float | None,
-    num_iterations: int,
-) -> Tensor:
-    """The three softmax kernels, the two long ones never formed."""
+    of_query = segment_means(query, inputs.query_mask, num_landmarks)
+    of_key = segment_means(key, key_mask, num_landmarks)
     active = None if of_key.active is None else of_key.active[:, 0]
     right = softmax_attention(of_query.points, key, value, key_mask=key_mask, scale=scale)
     middle = iterative_pinv(_landmark_kernel(of_query, of_key, scale), num_iterations) @ right
-    return softmax_attention(query, of_key.points, middle, key_mask=active, scale=scale)
+    out = softmax_attention(query, of_key.points, middle, key_mask=active, scale=scale)
+    return out if convolution is None else out + convolve_tokens(value, convolution.to(out.dtype), key_mask)
 
 
 def _landmark_kernel(of_query: Landmarks, of_key: Landmarks, scale: float | None) -> Tensor:
@@ -101,17 +87,17 @@ def _landmark_kernel(of_query: Landmarks, of_key: Landmarks, scale: float | None
     if of_query.active is None and of_key.active is None:
         return scores.softmax(-1)
     pair = of_query.all_active().unsqueeze(-1) & of_key.all_active().unsqueeze(-2)
-    # The least float, not -inf, lest a row of nothing but empty slots be NaN.
+    # The smallest float instead of -inf: a row with only empty slots would otherwise be NaN.
     return scores.masked_fill(~pair, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~pair, 0)
 
 
 def iterative_pinv(A: Tensor, num_iterations: int) -> Tensor:
-    """The pseudo-inverse (..., k, m) of A (..., m, k), approximately: the iterate after `num_iterations` of
+    """The approximate pseudo-inverse (..., k, m) of A (..., m, k): `num_iterations` steps of
 
         Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4,        Z_0 = A^T / (|A|_1 |A|_inf)
 
-    Each matrix is scaled by its own norms; zero rows and columns of A stay zero in Z. A Z is taken anew in every step,
-    for a form that carries it along is cheaper but loses all accuracy in float32 where A is nearly singular.
+    Each matrix is scaled by its own norms; zero rows and columns of A stay zero in Z. A Z is computed again in every
+    step: updating it instead is cheaper, but loses all accuracy in float32 if A is nearly singular.
     """
     size = A.abs()
     norms = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)
@@ -124,23 +110,22 @@ def iterative_pinv(A: Tensor, num_iterations: int) -> Tensor:
 
 
 def convolve_tokens(x: Tensor, weights: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, H, n, P) convolved along its valid tokens with weights (H, k), zeros beyond them and at masked ones."""
+    """x (B, H, n, P) convolved along its valid tokens with weights (H, k) and zero padding; zeros at masked tokens."""
     if mask is None:
         return _convolve(x, weights)
     ranks = Ranks.of(mask)
     return ranks.spread(_convolve(ranks.compact(x), weights))
 
 
-@without_autocast
 def _convolve(x: Tensor, weights: Tensor) -> Tensor:
-    """The same without a mask. A block of tokens is a banded matrix times the tokens around it, the same matrix for
-    all blocks: on a CPU four times as fast as a depthwise `conv2d`."""
+    """The same without a mask. The result of a block of tokens is a banded matrix, the same for all blocks, times the
+    tokens around the block: on a CPU four times as fast as a depthwise `conv2d`."""
     (length, width), taps = x.shape[2:], weights.shape[1]
     block = max(CONVOLUTION_BLOCK, taps)
     padded = F.pad(x, (0, 0, taps // 2, taps // 2 + -length % block))
     around = padded.unfold(2, block + taps - 1, block)
     tap = torch.arange(block + taps - 1, device=x.device)[:, None] - torch.arange(block, device=x.device)
-    # Entries off the band take the zero that stands after the last weight.
+    # Entries off the band get the zero that is appended to the weights.
     band = F.pad(weights, (0, 1))[:, torch.where((tap >= 0) & (tap < taps), tap, taps)]
     out = torch.einsum("bhcpi,hij->bhcjp", around, band)
     return out.reshape(*x.shape[:2], -1, width)[:, :, :length]
@@ -152,85 +137,55 @@ def _check_convolution(convolution: Tensor, query: Tensor, key: Tensor) -> None:
         raise ShapeError(f"convolution must have shape ({heads}, k) with k odd; got {tuple(convolution.shape)}")
     if query.shape[2] != key.shape[2]:
         raise UnsupportedError(
-            "'nystromformer' attention adds its convolution of the values to the queries at the same places, so it "
-            f"needs as many of the one as of the other; got {query.shape[2]} queries and {key.shape[2]} values. "
-            "Leave the convolution out for cross-attention"
+            "'nystromformer' attention adds the convolution of the values to the outputs at the same positions, so it "
+            f"needs as many queries as values; got {query.shape[2]} queries and {key.shape[2]} values. "
+            "For cross-attention, leave out the convolution"
         )
 
 
 @register
+@dataclass(eq=False, repr=False, kw_only=True)
 class NystromformerAttention(Attention):
-    """softmax(Q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ K^T) V, and a convolution of V if asked for.
+    """softmax(Q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ K^T) V, with an optional convolution of V.
 
     Args:
-        num_heads: H. head_dim: P. max_length, seed: not used, for nothing depends on the length or is random.
+        num_heads: H. head_dim: P. max_length, seed: not used, because nothing depends on the length or is random.
         num_landmarks: d. num_iterations: steps towards the pseudo-inverse.
-        conv_kernel_size: k, odd, of a learned convolution of the values along the tokens, one a head; None for none.
-        scale: P ** -0.5 by default.
+        conv_kernel_size: k, odd, of a learned convolution of the values along the tokens, for each head; None: without.
+        scale: factor of the scores; P ** -0.5 by default.
     """
 
     name = "nystromformer"
     cannot: ClassVar[Mapping[Promise, str]] = {
-        Promise.CAUSAL: "every output row passes through landmarks that are means over the whole sequence",
+        Promise.CAUSAL: "every output row depends on landmarks that are means over the whole sequence",
         Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
     }
 
-    convolution: nn.Parameter | None
+    num_landmarks: int = 128
+    num_iterations: int = 6
+    conv_kernel_size: int | None = None
+    scale: float | None = None
+    convolution: nn.Parameter | None = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        *,
-        max_length: int | None = None,
-        seed: int = 0,
-        num_landmarks: int = 128,
-        num_iterations: int = 6,
-        conv_kernel_size: int | None = None,
-        scale: float | None = None,
-    ) -> None:
-        super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
-        check_at_least("num_landmarks", num_landmarks, 1)
-        check_at_least("num_iterations", num_iterations, 1)
-        if scale is not None:
-            check_positive("scale", scale)
-        self.num_landmarks, self.num_iterations, self.scale = num_landmarks, num_iterations, scale
-        weights = None if conv_kernel_size is None else torch.empty(num_heads, _check_odd(conv_kernel_size))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("num_landmarks", self.num_landmarks, 1)
+        check_at_least("num_iterations", self.num_iterations, 1)
+        weights = None if self.conv_kernel_size is None else torch.empty(self.num_heads, _odd(self.conv_kernel_size))
         self.register_parameter("convolution", None if weights is None else nn.Parameter(weights))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch's convolutions begin: uniform within 1 / sqrt(k)."""
+        """As torch initialises convolutions: uniform within 1 / sqrt(k)."""
         if self.convolution is not None:
             bound = self.convolution.shape[1] ** -0.5
             nn.init.uniform_(self.convolution, -bound, bound)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor:
-        return nystromformer_attention(
-            query,
-            key,
-            value,
-            num_landmarks=self.num_landmarks,
-            num_iterations=self.num_iterations,
-            convolution=self.convolution,
-            key_mask=key_mask,
-            query_mask=query_mask,
-            scale=self.scale,
-        )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}, num_iterations={self.num_iterations}"
+    def attend(self, inputs: Inputs) -> Tensor:
+        return _attend(inputs, self.num_landmarks, self.num_iterations, self.convolution, self.scale)
 
 
-def _check_odd(conv_kernel_size: int) -> int:
+def _odd(conv_kernel_size: int) -> int:
     check_at_least("conv_kernel_size", conv_kernel_size, 1)
     if conv_kernel_size % 2 == 0:
         raise InputError(f"conv_kernel_size must be odd, so that it has a middle; got {conv_kernel_size}")

@@ -1,18 +1,19 @@
 """Reformer: softmax attention among tokens that fall into the same buckets of a locality-sensitive hash.
 
-Queries and keys are shared: the key of a token is its query, brought to the length sqrt(P). In each of
-several rounds, with a random matrix R (P, num_buckets / 2),
+Queries and keys are shared: the key of a token is its query, scaled to the norm sqrt(P). In each of several rounds,
+with a random matrix R (P, num_buckets / 2),
 
     bucket(x) = argmax([x R, -x R])
 
-the valid tokens are sorted by bucket and position and cut into chunks; a token sees its own chunk and the one
-before it, or the last one if its own is the first. If causal, it sees the chunk_size latest of the earlier
-tokens in its bucket, a choice that no later token can change. It attends to itself only when it sees no other
-token. With N_ij the number of rounds in which i sees j,
+the valid tokens are sorted by bucket and position and cut into chunks; a token sees its own chunk and the one before
+it, or the last one if its own is the first. If causal, it sees itself and the chunk_size tokens before it in its
+bucket, which do not depend on later tokens. It attends to itself only when it sees no other token. With N_ij the number
+of rounds in which i sees j,
 
     out_i = sum_j N_ij exp(s_ij) v_j / sum_j N_ij exp(s_ij),        s_ij = scale sqrt(P) <q_i, q_j> / |q_j|
 
-which is what the rounds give when each is weighed by its log-sum-exp.
+which is the mean of the rounds, weighted by their log-sum-exp.
+Kitaev et al., "Reformer: The Efficient Transformer", 2020.
 """
 
 from __future__ import annotations
@@ -26,26 +27,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skyformer.attention.base import Attention, Promise
+from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
 from skyformer.attention.registry import register
-from skyformer.attention.rows import Order, permute_rows
-from skyformer.checks import (
-    check_at_least,
-    check_mask,
-    check_positive,
-    check_probability,
-    check_query_key_value,
-    check_scale,
-)
+from skyformer.attention.rows import Move, in_blocks
+from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
 from skyformer.ops.noise import draw_seed, drawn_now
 from skyformer.ops.precision import at_least_float32, without_autocast
 
 SELF_SCORE = -1e9
-"""The score of a token with itself: too low to matter beside any other, yet enough for one that is alone."""
+"""The score of a token with itself: so low that it matters only when the token sees no other."""
 
 NORM_FLOOR = 1e-6
-"""Added to the mean square of a query before dividing by its root, so that a query of zero stays zero."""
+"""Added to the mean square of a query before the division by its root, so that a query of zeros stays zero."""
 
 
 def reformer_attention(
@@ -70,36 +64,28 @@ def reformer_attention(
     in full, unless causal.
 
     Args:
-        query: (B, H, n, P), which serves as key as well. value: (B, H, n, Pv).
-        key: (B, H, n, P), accepted as everywhere but not used.
-        key_mask: bool (B, n), True = attend. query_mask: bool (B, n), key_mask by default. Chunks are cut
-            from the tokens that are valid in either.
-        is_causal: a token attends to earlier ones only, and only to those in its bucket.
-        num_hashes: rounds. chunk_size: tokens in a chunk. num_buckets: buckets of a round, an even number.
-        buckets: int64 (B, H, num_hashes, n), to use instead of hashing with `num_hashes` and `num_buckets`.
-        scale: what the inner products are multiplied by; P ** -0.5 by default.
-        dropout_p: the probability with which a weight is dropped.
-        generator: where the hash is drawn from; torch's own by default.
+        query: (B, H, n, P), which is used as key as well. value: (B, H, n, Pv).
+        key: (B, H, n, P), checked but not used.
+        key_mask: bool (B, n), True = attend. query_mask: bool (B, n), `key_mask` by default. The tokens that are valid
+            in either are cut into chunks.
+        is_causal: a token attends only to earlier tokens in its bucket.
+        num_hashes: rounds. chunk_size: tokens per chunk. num_buckets: buckets per round, an even number.
+        buckets: int64 (B, H, num_hashes, n), used instead of hashing; `num_hashes` and `num_buckets` are then ignored.
+        scale: factor of the inner products; P ** -0.5 by default.
+        dropout_p: the probability with which an attention weight is dropped.
+        generator: the source of the hash; torch's global generator by default.
 
     Returns:
         (B, H, n, Pv).
     """
-    check_query_key_value(query, key, value)
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
+    inputs = ReformerAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
     check_at_least("chunk_size", chunk_size, 1)
     check_probability("dropout_p", dropout_p)
-    if scale is not None:
-        check_positive("scale", scale)
-    if query.shape[2] != key.shape[2]:
-        ReformerAttention.require(Promise.CROSS_ATTENTION)
+    check_scale(scale)
     if buckets is None:
         buckets = lsh_buckets(query, num_hashes=num_hashes, num_buckets=num_buckets, generator=generator)
     _check_buckets(buckets, query)
-    tokens = key_mask if key_mask is None or query_mask is None else key_mask | query_mask
-    plan = _Plan(chunk_size, is_causal, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
-    out = _attend(at_least_float32(query), at_least_float32(value), buckets, tokens, key_mask, plan)
-    return out.to(query.dtype)
+    return _attend(inputs, buckets, chunk_size, scale, dropout_p)
 
 
 @torch.no_grad()
@@ -116,7 +102,7 @@ def lsh_buckets(
         rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
     full = at_least_float32(x)
     rotated = (full @ rotation.to(full)).view(*x.shape[:3], num_hashes, half)
-    # The largest of [x R, -x R] is the entry of x R farthest from zero, or its opposite.
+    # The largest of [x R, -x R] is the entry of x R that is farthest from zero, or its negative.
     farthest = rotated.abs().argmax(-1, keepdim=True)
     bucket = farthest + half * (rotated.gather(-1, farthest) < 0)
     return bucket.squeeze(-1).transpose(2, 3)
@@ -125,7 +111,7 @@ def lsh_buckets(
 def check_num_buckets(num_buckets: int) -> None:
     check_at_least("num_buckets", num_buckets, 2)
     if num_buckets % 2:
-        raise InputError(f"num_buckets must be even, as directions come with their opposites; got {num_buckets}")
+        raise InputError(f"num_buckets must be even, because each direction comes with its opposite; got {num_buckets}")
 
 
 def _check_buckets(buckets: Tensor, query: Tensor) -> None:
@@ -146,16 +132,15 @@ class _Plan:
     dropout_p: float
 
 
-@without_autocast
-def _attend(
-    query: Tensor, value: Tensor, buckets: Tensor, tokens: Tensor | None, key_mask: Tensor | None, plan: _Plan
-) -> Tensor:
+@computed_in_float32
+def _attend(inputs: Inputs, buckets: Tensor, chunk_size: int, scale: float | None, dropout_p: float) -> Tensor:
     """Fills the sequence up to whole chunks, attends in every round and joins the rounds."""
-    length, rounds, size = query.shape[2], buckets.shape[2], plan.chunk_size
-    missing = max(1, -(-length // size)) * size - length
+    query, value, key_mask, tokens = inputs.query, inputs.value, inputs.key_mask, inputs.token_mask()
+    plan = _Plan(chunk_size, inputs.is_causal, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
+    length, rounds = query.shape[2], buckets.shape[2]
+    missing = max(1, -(-length // chunk_size)) * chunk_size - length
     if missing and key_mask is None:
-        key_mask = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device)
-    tokens = key_mask if tokens is None else tokens
+        key_mask = tokens = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device)
     if key_mask is not None and tokens is not None:
         query, value = (x.masked_fill(~m[:, None, :, None], 0) for x, m in ((query, tokens), (value, key_mask)))
     query, value = (F.pad(x, (0, 0, 0, missing)) for x in (query, value))
@@ -163,30 +148,30 @@ def _attend(
     buckets = F.pad(buckets, (0, missing))
     if tokens is not None:
         buckets = buckets.masked_fill(~tokens[:, None, None], torch.iinfo(torch.int64).max)
-    buckets, order = _sort(buckets.flatten(1, 2))
-    look = _Look.back(buckets, order, tokens, key_mask, plan)
-    out, total, peak = _attend_in_rounds(query, value, order, look, plan)
-    both = permute_rows(torch.cat([out, total], -1), order.reversed())
-    return _join_rounds(both, permute_rows(peak, order.reversed()), rounds)[:, :, :length]
+    buckets = buckets.flatten(1, 2)
+    order = Move.sorting(buckets)
+    view = _View.back(buckets.gather(-1, order.source), order, tokens, key_mask, plan)
+    out, total, peak = _attend_in_rounds(query, value, order, view, plan)
+    return _join_rounds(order.undo(torch.cat([out, total], -1)), order.undo(peak), rounds)[:, :, :length]
 
 
 def _attend_in_rounds(
-    query: Tensor, value: Tensor, order: Order, look: _Look, plan: _Plan
+    query: Tensor, value: Tensor, order: Move, view: _View, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In bucket order: sum_j exp(s_ij - peak_i) v_j (B, H R, n, Pv), the same without v_j, and peak_i."""
-    queries, values = (_in_chunks(permute_rows(x, order), plan.chunk_size) for x in (query, value))
+    queries, values = (in_blocks(order.apply(x), plan.chunk_size) for x in (query, value))
     keys = queries * (queries.square().mean(-1, keepdim=True) + NORM_FLOOR).rsqrt().mul(plan.scale)
-    scores = look.hide(queries @ look.with_previous(keys).mT)
+    scores = view.hide(queries @ view.with_previous(keys).mT)
     peak = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     weights = scores.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True)
-    out = F.dropout(weights, plan.dropout_p) @ look.with_previous(values)
+    out = F.dropout(weights, plan.dropout_p) @ view.with_previous(values)
     return out.flatten(2, 3), total.flatten(2, 3), peak.flatten(2, 3)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What tokens in chunks of C see of their own chunk and the one before.
+class _View:
+    """Which tokens of their own chunk and of the one before tokens in chunks of C see.
 
     last (B,): the number of the last chunk. hidden: bool masks that broadcast to (B, H R, T, C, 2 C).
     """
@@ -195,24 +180,24 @@ class _Look:
     hidden: tuple[Tensor, ...]
 
     @staticmethod
-    def back(buckets: Tensor, order: Order, tokens: Tensor | None, key_mask: Tensor | None, plan: _Plan) -> _Look:
-        """For buckets (B, H R, n) in their order."""
+    def back(buckets: Tensor, order: Move, tokens: Tensor | None, key_mask: Tensor | None, plan: _Plan) -> _View:
+        """For sorted buckets (B, H R, n)."""
         size, chunks = plan.chunk_size, buckets.shape[2] // plan.chunk_size
-        look = _Look(_last_chunk(tokens, size, torch.full(buckets.shape[:1], chunks - 1, device=buckets.device)), ())
+        view = _View(_last_chunk(tokens, size, torch.full(buckets.shape[:1], chunks - 1, device=buckets.device)), ())
         hidden = []
         if tokens is not None or plan.is_causal or chunks == 1:
-            hidden.append(look._nothing_before(chunks, size, plan.is_causal))
+            hidden.append(view._first_sees_none_before(chunks, size, plan.is_causal))
         if key_mask is not None:
-            masked = ~key_mask[:, None].expand_as(order.order).gather(-1, order.order)
-            hidden.append(look.with_previous(_in_chunks(masked.unsqueeze(-1), size)).mT)
+            masked = ~key_mask[:, None].expand_as(order.source).gather(-1, order.source)
+            hidden.append(view.with_previous(in_blocks(masked.unsqueeze(-1), size)).mT)
         if plan.is_causal:
-            bucket = _in_chunks(buckets.unsqueeze(-1), size)
-            hidden.append(bucket != look.with_previous(bucket).mT)
+            bucket = in_blocks(buckets.unsqueeze(-1), size)
+            hidden.append(bucket != view.with_previous(bucket).mT)
             hidden.append(~_latest(size, buckets.device))
-        return _Look(look.last, tuple(hidden))
+        return _View(view.last, tuple(hidden))
 
-    def _nothing_before(self, chunks: int, size: int, is_causal: bool) -> Tensor:
-        """The previous half of the first chunk, where that is the chunk itself or must not be seen."""
+    def _first_sees_none_before(self, chunks: int, size: int, is_causal: bool) -> Tensor:
+        """Hides the chunk before the first one, if that would be the first one itself or a later one in causal use."""
         first = torch.arange(chunks, device=self.last.device).view(-1, 1, 1) == 0
         previous = torch.arange(2 * size, device=self.last.device) < size
         return first & previous & ((self.last == 0) | is_causal).view(-1, 1, 1, 1, 1)
@@ -223,7 +208,7 @@ class _Look:
         return torch.cat([torch.cat([chunks.gather(2, index), chunks[:, :, :-1]], 2), chunks], 3)
 
     def hide(self, scores: Tensor) -> Tensor:
-        """Scores (B, H R, T, C, 2 C) with -inf where a token does not look, and next to nothing for itself."""
+        """Scores (B, H R, T, C, 2 C) with -inf for hidden tokens, and SELF_SCORE for the token itself."""
         size = scores.shape[-2]
         own = torch.eye(size, dtype=torch.bool, device=scores.device)
         scores = scores.masked_fill_(F.pad(own, (size, 0)), SELF_SCORE)
@@ -233,88 +218,50 @@ class _Look:
 
 
 def _last_chunk(tokens: Tensor | None, size: int, whole: Tensor) -> Tensor:
-    """The number (B,) of the last chunk with a token in it; `whole` when all are tokens."""
+    """The number (B,) of the last chunk that has a valid token; `whole` if all tokens are valid."""
     if tokens is None:
         return whole
     return ((tokens.sum(-1) + size - 1) // size - 1).clamp(min=0)
 
 
 def _latest(size: int, device: torch.device) -> Tensor:
-    """Oneself and the `size` places before, in one's chunk and the previous one: bool (C, 2 C)."""
+    """True at a token itself and the `size` places before it, in its chunk and the previous one: bool (C, 2 C)."""
     return torch.ones(size, 2 * size, dtype=torch.bool, device=device).tril(size).triu()
 
 
-def _sort(buckets: Tensor) -> tuple[Tensor, Order]:
-    """Buckets (B, H R, n) in order, and the order: by bucket, then by position."""
-    order = Order.sorting(buckets)
-    return buckets.gather(-1, order.order), order
-
-
 def _join_rounds(both: Tensor, peak: Tensor, rounds: int) -> Tensor:
-    """Numerators and denominators (B, H R, n, Pv + 1) of all rounds, over exp(peak) each: (B, H, n, Pv)."""
+    """Numerators and denominators (B, H R, n, Pv + 1) of the rounds, each over exp(peak), to outputs (B, H, n, Pv)."""
     both, peak = (x.view(x.shape[0], -1, rounds, *x.shape[2:]) for x in (both, peak))
     joint = (both * (peak - peak.amax(2, keepdim=True)).exp()).sum(2)
     total = joint[..., -1:]
     return joint[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-def _in_chunks(x: Tensor, size: int) -> Tensor:
-    """(B, H R, n, c) to (B, H R, T, C, c)."""
-    return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
-
-
 @register
+@dataclass(eq=False, repr=False, kw_only=True)
 class ReformerAttention(Attention):
-    """LSH attention with shared queries and keys: `key` is accepted and ignored, and gets no gradient."""
+    """LSH attention with shared queries and keys: `key` is checked but not used, and gets no gradient."""
 
     name = "reformer"
     cannot: ClassVar[Mapping[Promise, str]] = {
-        Promise.CROSS_ATTENTION: "queries serve as keys, so both must come from one sequence",
-        Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets doesn't",
+        Promise.CROSS_ATTENTION: "queries are used as keys, so both must be of one sequence",
+        Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets does not",
     }
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        *,
-        max_length: int | None = None,
-        seed: int = 0,
-        num_hashes: int = 2,
-        chunk_size: int = 32,
-        num_buckets: int = 64,
-        scale: float | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(num_heads, head_dim, max_length=max_length, seed=seed)
-        check_scale(scale)
-        check_at_least("num_hashes", num_hashes, 1)
-        check_at_least("chunk_size", chunk_size, 1)
-        check_num_buckets(num_buckets)
-        check_probability("dropout", dropout)
-        self.num_hashes, self.chunk_size, self.num_buckets = num_hashes, chunk_size, num_buckets
-        self.scale, self.dropout = scale, dropout
+    num_hashes: int = 2
+    chunk_size: int = 32
+    num_buckets: int = 64
+    scale: float | None = None
+    dropout: float = 0.0
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor:
-        return reformer_attention(
-            query,
-            key,
-            value,
-            key_mask=key_mask,
-            query_mask=query_mask,
-            is_causal=is_causal,
-            num_hashes=self.num_hashes,
-            chunk_size=self.chunk_size,
-            num_buckets=self.num_buckets,
-            scale=self.scale,
-            dropout_p=self.dropout if self.training else 0.0,
-            generator=self.generator(),
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("num_hashes", self.num_hashes, 1)
+        check_at_least("chunk_size", self.chunk_size, 1)
+        check_num_buckets(self.num_buckets)
+
+    def attend(self, inputs: Inputs) -> Tensor:
+        buckets = lsh_buckets(
+            inputs.query, num_hashes=self.num_hashes, num_buckets=self.num_buckets, generator=self.generator()
         )
+        return _attend(inputs, buckets, self.chunk_size, self.scale, self.dropout_p)

@@ -1,65 +1,58 @@
-"""The registry: every module in this folder is imported, and each class it registers joins under its name."""
+"""The attentions by name: every module of this package registers its mechanism when it is imported."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from skyformer.attention.base import Attention
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import UnknownNameError
+from skyformer.registry import Registry
 
-_REGISTRY: dict[str, type[Attention]] = {}
+_ATTENTIONS: Registry[type[Attention]] = Registry("attention", __package__)
 _ORDER = ("softmax", "kernelized", "skyformer")
 
-AnyAttention = TypeVar("AnyAttention", bound=type[Attention])
-
-
-def register(cls: AnyAttention) -> AnyAttention:
-    """Class decorator: makes a mechanism known by its `name`."""
-    if cls.name in _REGISTRY:
-        raise InputError(f"the name {cls.name!r} belongs to {_REGISTRY[cls.name].__qualname__}; register under another")
-    _REGISTRY[cls.name] = cls
-    return cls
+register = _ATTENTIONS.register
+"""Class decorator: makes an `Attention` known by its `name`."""
 
 
 def list_attentions() -> list[str]:
-    """The names of all mechanisms: the paper's own first, then in alphabetical order."""
-    return sorted(_known(), key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    """The names of all mechanisms: softmax and the paper's own first, then in alphabetical order.
+
+    >>> list_attentions()[:4]
+    ['softmax', 'kernelized', 'skyformer', 'bigbird']
+    """
+    return sorted(_ATTENTIONS.names(), key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
 def attention_class(name: str) -> type[Attention]:
-    """The class behind a name."""
-    known = _known()
-    if not isinstance(name, str) or name not in known:
-        raise UnknownNameError("attention", name, known)
-    return known[name]
+    """The class of the mechanism called `name`."""
+    return _ATTENTIONS.get(name)
 
 
 def attention_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a mechanism beyond heads and head dim, with their defaults and annotations."""
+    """The options of a mechanism besides `num_heads` and `head_dim`, with their defaults and annotations."""
     parameters = inspect.signature(attention_class(name).__init__).parameters
     return {key: p for key, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def build_attention(name: str, num_heads: int, head_dim: int, **options: Any) -> Attention:
-    """A mechanism by name; an option it does not have is an error that lists those it has."""
+    """The mechanism called `name`, as a module from query, key and value (B, H, n, P) to (B, H, n, P).
+
+    Args:
+        name: one of `list_attentions()`.
+        num_heads: H.
+        head_dim: P.
+        options: the options of the mechanism; an unknown one is an error that lists the known ones.
+
+    >>> import torch
+    >>> attention = build_attention("skyformer", num_heads=2, head_dim=8, num_landmarks=16)
+    >>> query, key, value = torch.randn(3, 1, 2, 100, 8)
+    >>> attention(query, key, value).shape
+    torch.Size([1, 2, 100, 8])
+    """
     known = attention_options(name)
     for option in options:
         if option not in known:
             raise UnknownNameError(f"option for attention {name!r}:", option, known)
     return attention_class(name)(num_heads, head_dim, **options)
-
-
-def _known() -> dict[str, type[Attention]]:
-    _import_mechanisms()
-    return _REGISTRY
-
-
-@cache
-def _import_mechanisms() -> None:
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"skyformer.attention.{module.name}")

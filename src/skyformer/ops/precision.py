@@ -26,13 +26,14 @@ def without_autocast(function: Callable[Args, Result]) -> Callable[Args, Result]
     @functools.wraps(function)
     def wrapper(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         tensor = next(a for a in args if isinstance(a, Tensor))
-        with _autocast_off(tensor.device.type):
+        with autocast_off(tensor.device.type):
             return function(*args, **kwargs)
 
     return wrapper
 
 
-def _autocast_off(device_type: str) -> AbstractContextManager[object]:
+def autocast_off(device_type: str) -> AbstractContextManager[object]:
+    """A context in which operations on `device_type` keep the dtypes of their inputs."""
     # The meta device has no autocast to ask about.
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from skyformer.attention.base import Attention, Promise
+from skyformer.attention.base import Attention, Inputs, Promise
 from skyformer.errors import TrainingError
 from skyformer.processes import (
     count_oom_kills,
@@ -79,19 +79,11 @@ class MaterialisedSoftmax(Attention):
     exact = True
     cannot: ClassVar[Mapping[Promise, str]] = {Promise.CAUSAL: "the paper's tasks have no use for it"}
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor:
-        scores = query @ key.mT / math.sqrt(query.shape[-1])
-        if key_mask is not None:
-            scores = scores.masked_fill(~key_mask[:, None, None, :], -math.inf)
-        return torch.softmax(scores, -1) @ value
+    def attend(self, inputs: Inputs) -> Tensor:
+        scores = inputs.query @ inputs.key.mT / math.sqrt(inputs.query.shape[-1])
+        if inputs.key_mask is not None:
+            scores = scores.masked_fill(~inputs.key_mask[:, None, None, :], -math.inf)
+        return torch.softmax(scores, -1) @ inputs.value
 
 
 def materialise(model: nn.Module) -> None:
