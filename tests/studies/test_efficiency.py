@@ -25,13 +25,11 @@ from skyformer.studies.efficiency import (
     PADDED,
     SIMILAR,
     Cell,
+    Costs,
     Efficiency,
     Options,
     Result,
     choose_batches,
-    find,
-    paper_ratio,
-    ratio_to_softmax,
 )
 from skyformer.studies.fresh_steps import (
     MaterialisedSoftmax,
@@ -200,7 +198,7 @@ def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, mo
     assert result.step_seconds() == 3.0 * 4
     assert result.memory_gb() == 2.0 * 4
     shown = {table.title: table for table in Efficiency.tables({cell: result})}
-    assert shown["Seconds a step, batches padded"].rows == [[MATERIALISED, "~12"]]
+    assert shown["Seconds per step, padded batches"].rows == [[MATERIALISED, "~12"]]
     (row,) = shown["Steps that did not fit in memory"].rows
     assert row[3] == "0"
     assert "GB with 32 or 16 examples" in row[4]
@@ -217,7 +215,7 @@ def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPa
     assert result.did_not_fit == (32, 16, 8, 4, 2, 1)
     assert result.step_seconds() is None
     shown = {table.title: table for table in Efficiency.tables({cell: result})}
-    assert shown["Seconds a step, batches padded"].rows == [[MATERIALISED, "does not fit"]]
+    assert shown["Seconds per step, padded batches"].rows == [[MATERIALISED, "does not fit"]]
     assert Efficiency.figures({cell: result}) == []
 
 
@@ -269,17 +267,18 @@ def whole_results() -> dict[Cell, Result]:
 
 def test_ratios_stand_beside_the_papers() -> None:
     results = whole_results()
-    assert ratio_to_softmax(results, "text", PADDED, "skyformer", Result.hours) == pytest.approx(0.2)
-    assert ratio_to_softmax(results, "text", PADDED, "linformer", Result.memory_gb) == pytest.approx(0.125)
-    assert paper_ratio(results, "text", "skyformer", "hours") == pytest.approx(1.02 / 4.30)
-    assert paper_ratio(results, "text", "softmax", "hours") is None
+    hours, paper_hours = Costs(results, PADDED).shares("hours")
+    assert hours.loc["skyformer", "text"] == pytest.approx(0.2)
+    assert paper_hours.loc["skyformer", "text"] == pytest.approx(1.02 / 4.30)
+    assert paper_hours.loc["softmax"].isna().all()
+    assert Costs(results, PADDED).shares("memory")[0].loc["linformer", "text"] == pytest.approx(0.125)
     shown = {table.title: table.rows for table in Efficiency.tables(results)}
-    time = shown["Time as a share of softmax as the paper ran it, batches padded"]
+    time = shown["Time divided by that of materialised softmax, padded batches"]
     assert ["skyformer", "0.2 (0.237)"] in time
     assert ["softmax", "0.75"] in time
-    assert ["skyformer", "22.2 (1.02)", "1 (1.59)"] in shown["Table 2, batches padded"]
-    assert ["softmax", "83.3", "1"] in shown["Table 2, batches padded"]
-    (verdict,) = shown["What Skyformer costs"]
+    assert ["skyformer", "22.2 (1.02)", "1 (1.59)"] in shown["Table 2, padded batches"]
+    assert ["softmax", "83.3", "1"] in shown["Table 2, padded batches"]
+    (verdict,) = shown["Time and memory of Skyformer"]
     assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "-", "no"]
 
 
@@ -289,14 +288,11 @@ def test_the_round_with_the_median_time_stands_for_its_attention() -> None:
     for number, (own, other) in enumerate([(1.2, 1.25), (9.0, 1.2)], 1):
         for name, seconds in (("skyformer", own), ("linformer", other)):
             results[Cell("text", 4000, PADDED, name, number)] = replace(first[name], seconds=(seconds,) * 3)
-    assert find(results, "text", PADDED, "skyformer") is first["skyformer"]
-    (verdict,) = {table.title: table.rows for table in Efficiency.tables(results)}["What Skyformer costs"]
+    assert Costs(results, PADDED).ours("seconds").loc["skyformer", "text"] == 1.6
+    (verdict,) = {table.title: table.rows for table in Efficiency.tables(results)}["Time and memory of Skyformer"]
     assert verdict[-4:] == ["linformer", "1.28", "0.96 to 7.5", "no"]
-    never = replace(first["skyformer"], batch_size=None, did_not_fit=(16, 8, 4, 2, 1))
-    assert (
-        find(results | {Cell("text", 4000, PADDED, "skyformer", 3): never}, "text", PADDED, "skyformer")
-        is (first["skyformer"])
-    )
+    results[Cell("text", 4000, PADDED, "skyformer", 3)] = replace(first["skyformer"], batch_size=None)
+    assert Costs(results, PADDED).ours("seconds").loc["skyformer", "text"] == 1.6, "of two in the middle the faster"
 
 
 def test_rounds_follow_each_other_within_a_task() -> None:
@@ -317,14 +313,15 @@ def test_the_papers_table_is_the_one_of_the_bars() -> None:
     lengths = {"text": 4000, "listops": 2000, "retrieval": 4000, "pathfinder": 1024, "image": 1024}
     any_result = next(iter(whole_results().values()))
     results = {Cell(task, length, PADDED, "skyformer"): any_result for task, length in lengths.items()}
-    shares = {q: [round(paper_ratio(results, t, "skyformer", q) or 0, 2) for t in lengths] for q in ("hours", "memory")}
-    assert shares == {"hours": [0.24, 0.58, 0.22, 0.79, 0.81], "memory": [0.15, 0.33, 0.29, 0.72, 0.72]}
+    time, memory = (Costs(results, PADDED).shares(name)[1].loc["skyformer"].round(2) for name in ("hours", "memory"))
+    assert time.to_dict() == {"text": 0.24, "listops": 0.58, "retrieval": 0.22, "pathfinder": 0.79, "image": 0.81}
+    assert memory.to_dict() == {"text": 0.15, "listops": 0.33, "retrieval": 0.29, "pathfinder": 0.72, "image": 0.72}
 
 
 def test_shorter_texts_are_not_set_beside_the_paper() -> None:
     short = {replace(cell, length=500): result for cell, result in whole_results().items()}
     titles = [table.title for table in Efficiency.tables(short)]
-    assert "What Skyformer costs" not in titles
+    assert "Time and memory of Skyformer" not in titles
     assert [figure.name for figure in Efficiency.figures(short)] == ["padded"]
     assert [figure.name for figure in Efficiency.figures(whole_results())] == ["figure", "padded"]
 
@@ -372,7 +369,8 @@ def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: 
         assert (result.batch_size, result.did_not_fit) == (32, ())
         assert result.memory_gb() > 0
     own, base = (result.step_seconds() for result in reversed(results.values()))
-    assert ratio_to_softmax(results, "listops", PADDED, "skyformer", Result.hours) == pytest.approx(own / base)
+    ratio = Costs(results, PADDED).shares("hours")[0].loc["skyformer", "listops"]
+    assert ratio == pytest.approx(own / base)
     assert record.facts["seconds"] == 0.01
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.table import Table as RichTable
 
 NOTHING = "-"
@@ -32,6 +35,23 @@ class Table:
     note: str = ""
     groups: Sequence[tuple[str, int]] = ()
     rules: Sequence[int] = ()
+
+
+def from_frame(title: str, frame: DataFrame, note: str = "") -> Table:
+    """A table of a data frame of text: the index makes the first columns, and missing values are shown as "-".
+
+    If the columns have two levels, the first level names the groups.
+    """
+    index = [str(name) for name in frame.index.names]
+    keys = [key if isinstance(key, tuple) else (key,) for key in frame.index]
+    values = frame.astype(object).where(frame.notna(), NOTHING).to_numpy().tolist()
+    groups: list[tuple[str, int]] = []
+    if frame.columns.nlevels == 2:
+        names = itertools.groupby(frame.columns.get_level_values(0))
+        groups = [("", len(index)), *((name, len(list(columns))) for name, columns in names)]
+    header = [*index, *(str(name) for name in frame.columns.get_level_values(-1))]
+    rows = [[*map(str, key), *row] for key, row in zip(keys, values, strict=True)]
+    return Table(title, header, rows, note, groups)
 
 
 _LATEX = {
@@ -185,7 +205,7 @@ def duration(seconds: float | None) -> str:
 
 def number(x: float | None) -> str:
     """Three significant digits in a short form: 0.0312, 1.05, 31.2, 1,230, 2.1e-05."""
-    if x is None:
+    if x is None or math.isnan(x):
         return NOTHING
     if x == 0:
         return "0"

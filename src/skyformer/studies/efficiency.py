@@ -1,20 +1,20 @@
 """What a training step costs (Table 2): seconds, hours for the paper's 50,000 steps, and peak memory.
 
-Each cell is one attention on one task at the paper's settings, measured in a process of its own on real batches:
-forward, backward, clipping and optimiser.
+Each cell is one attention on one task with the paper's settings, measured in a process of its own on real batches. A
+step is forward, backward, gradient clipping and optimiser.
 
-- batches "padded": every example padded to the longest length of its task, as the paper ran it.
-- batches "similar lengths": as this package trains. Five batches stand for an epoch, one from the middle of each fifth
-  of its batches by length; their mean is the time of a step. The warm-up is on the longest batch of the epoch, so that
-  the peak of memory is that of a whole run. Images are of one length, and padded ones stand for both.
-- attention "softmax, materialised": as the paper ran softmax, with the matrix of scores formed and kept.
+- Batches "padded": every example is padded to the longest length of its task, as in the paper.
+- Batches "similar lengths": as this package trains. Five batches represent an epoch, one from the middle of each fifth
+  of its batches sorted by length; the time of a step is their mean. The warm-up uses the longest batch of the epoch, so
+  that the memory peak is that of a whole run. Images all have one length, so they are measured only with padding.
+- Attention "softmax, materialised": softmax as in the paper, where the matrix of scores is formed and stored.
 
-A machine changes its speed from minute to minute, so attentions are measured in rounds, one after the other in each,
-and the round with the median time stands for its attention. Softmax as the paper ran it is measured in the first only:
-it takes as long as half of the others together, and differs from them by far more than rounds do.
+The speed of a machine changes from minute to minute. Therefore all attentions are measured one after the other, in
+several rounds, and the round with the median time counts. Materialised softmax is measured in the first round only: it
+takes half as long as all the others together, and differs from them by far more than rounds do.
 
-A step that does not fit in memory is tried with half the examples, and so on; the record says which sizes did not fit,
-and tables scale what was measured to the whole batch and mark it.
+A step that does not fit in memory is repeated with half as many examples, and so on. The record lists the batch sizes
+that did not fit; the tables scale the costs of the smaller batch up and mark them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,49 +36,42 @@ from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.processes import free_bytes
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.paper import COSTS, TASK_TITLES, tasks_among
-from skyformer.report.tables import Table, number, yes_or_no
+from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
+from skyformer.studies.frames import in_order, to_frame, with_paper
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from skyformer.lra.batching import Batch
     from skyformer.lra.dataset import Task
     from skyformer.training.config import RunConfig
 
 MATERIALISED = "softmax, materialised"
 PADDED, SIMILAR = "padded", "similar lengths"
-ATTENTIONS = (
-    MATERIALISED,
-    "softmax",
-    "kernelized",
-    "nystromformer",
-    "linformer",
-    "informer",
-    "performer",
-    "reformer",
-    "bigbird",
-    "skyformer",
-)
+KIND_TITLES = {PADDED: "padded batches", SIMILAR: "batches of similar lengths"}
+ATTENTIONS = (MATERIALISED, *COSTS)
 PAPER_STEPS = 50_000
 FIFTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 GB = 2**30
 RESERVE = GB
-"""Of the free memory, left for what a process holds before its first step, and for everything else."""
+"""Free memory that steps may not use: for what their process holds before the first step, and for other processes."""
 
 SEED = 0
-"""Of weights and batches."""
+"""Seed for weights and batches."""
 
 FASTER_BY = 1.15
-"""Skyformer may take so many times as long as the fastest attention of the zoo."""
+"""The goal: Skyformer takes at most this many times as long as the fastest other attention."""
 
 
 @dataclass(frozen=True)
 class Options:
     tasks: tuple[str, ...] = option(tuple(TASK_TITLES), small=("listops",), help="Tasks of Long Range Arena.")
     attentions: tuple[str, ...] = option(
-        tuple(each for each in ATTENTIONS if each != MATERIALISED),
+        tuple(COSTS),
         small=("linformer", "skyformer"),
         help="Attentions; materialised softmax, which the paper used, is always measured as well.",
     )
@@ -100,7 +93,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
-    """length: the longest of the task, in tokens; half a pair."""
+    """length: tokens of the longest sequence of the task; of a pair, of one of its two sequences."""
 
     task: str
     length: int
@@ -111,11 +104,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of the timed steps and the padded lengths of their batches; bytes before the first step and at most.
+    """What timed steps took.
 
-    reference_seconds: of a computation that is always the same, taken just before: how fast the machine was.
-    batch_size: examples a step as measured, None if not even one fitted. whole_batch: the paper's.
-    did_not_fit: the batch sizes that were tried before. limit_gb: what a step was allowed to take.
+    seconds, lengths: for each timed step, its time and the padded length of its batch.
+    before_bytes, peak_bytes: memory of the process before the first step, and at most.
+    reference_seconds: time of a fixed computation just before, which shows how fast the machine was.
+    batch_size: examples per step as measured, None if not even one fitted. whole_batch: the paper's batch size.
+    did_not_fit: the larger batch sizes that were tried. limit_gb: the memory that a step was allowed to take.
     """
 
     seconds: tuple[float, ...]
@@ -133,7 +128,7 @@ class Result:
         return self.batch_size != self.whole_batch
 
     def step_seconds(self) -> float | None:
-        """A step with the whole batch: the median at each length, averaged over the lengths as they occur."""
+        """Of a step with the whole batch: the median for each length, averaged over all timed steps."""
         if self.batch_size is None:
             return None
         medians = {
@@ -143,12 +138,12 @@ class Result:
         return statistics.mean(medians[length] for length in self.lengths) * self.whole_batch / self.batch_size
 
     def hours(self) -> float | None:
-        """All steps of the paper."""
+        """Hours for all steps of the paper."""
         seconds = self.step_seconds()
         return None if seconds is None else seconds * PAPER_STEPS / 3600
 
     def memory_gb(self) -> float | None:
-        """What steps with the whole batch add at most to what the process holds before them."""
+        """Memory that steps with the whole batch add at most to what the process held before them."""
         if self.batch_size is None or self.peak_bytes is None or self.before_bytes is None:
             return None
         return (self.peak_bytes - self.before_bytes) / GB * self.whole_batch / self.batch_size
@@ -156,6 +151,11 @@ class Result:
 
 Results = Mapping[Cell, Result]
 Quantity = Callable[[Result], float | None]
+QUANTITIES: dict[str, Quantity] = {
+    "hours": Result.hours,
+    "memory": Result.memory_gb,
+    "seconds": Result.step_seconds,
+}
 
 
 @register_study
@@ -172,14 +172,14 @@ class Efficiency(Study[Options, Cell, Result]):
         check_names("kind of batches", options.batches, (PADDED, SIMILAR))
 
     def facts(self) -> Mapping[str, Fact]:
-        """Loads all data, so that what is missing is told before anything is measured."""
+        """Loads all data, so that missing data is reported before anything is measured."""
         from skyformer.studies.tasks import data_fact
 
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
         return {"seconds": self.options.seconds, "memory": self.options.memory, "seed": SEED, **data}
 
     def cells(self) -> Sequence[Cell]:
-        """What is compared with each other is measured one after the other: the machine may change its speed."""
+        """Cells to compare come one after the other, because the speed of the machine may change."""
         return [
             Cell(task, self._config(task, "softmax").task.longest, batches, attention, number)
             for task in self.options.tasks
@@ -200,7 +200,7 @@ class Efficiency(Study[Options, Cell, Result]):
 
         whole = size = config.loop.batch_size
         did_not_fit: list[int] = []
-        while size:
+        while True:
             limit = self._limit()
             request = Request(
                 config=to_yaml(config),
@@ -212,14 +212,14 @@ class Efficiency(Study[Options, Cell, Result]):
                 may_add=limit,
             )
             steps = run_in_fresh_process(request)
-            if steps is not None:
+            if steps is None:
+                did_not_fit.append(size)
+                size //= 2
+            if steps is not None or size == 0:
                 return _result(steps, size, whole, did_not_fit, limit)
-            did_not_fit.append(size)
-            size //= 2
-        return Result((), (), None, None, None, None, whole, tuple(did_not_fit), _gb(limit))
 
     def _limit(self) -> int:
-        """Bytes that a step may take now."""
+        """The memory in bytes that a step may take now."""
         if self.options.memory is not None:
             return int(self.options.memory * GB)
         free = free_bytes()
@@ -242,34 +242,41 @@ class Efficiency(Study[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
-        kinds = [kind for kind in (PADDED, SIMILAR) if any(cell.batches == kind for cell in results)]
-        tables = [*_verdict(results, kinds), *(_costs(results, kind) for kind in kinds)]
-        tables += [table for kind in kinds for table in _ratios(results, kind)]
-        return [*tables, *(_seconds(results, kind) for kind in kinds), *_not_fitting(results), _drift(results)]
+        costs = _costs_by_kind(results)
+        shares = (("hours", "Time"), ("memory", "Memory"))
+        return [
+            *_verdict_tables(costs),
+            *map(_cost_table, costs),
+            *(_share_table(each, *quantity) for each in costs for quantity in shares),
+            *(_table(f"Seconds per step, {each.title}", each.ours("seconds text")) for each in costs),
+            *_memory_tables(results),
+            _speed_table(results),
+        ]
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
-        drawn = [_ratio_figure(results), *(_cost_figure(results, kind) for kind in (PADDED, SIMILAR))]
+        drawn = [_share_figure(results), *map(_cost_figure, _costs_by_kind(results))]
         return [figure for figure in drawn if figure.panels]
 
 
 def kinds_of(task: str, kinds: Sequence[str] = (PADDED, SIMILAR)) -> Sequence[str]:
-    """Images are of one length: padded batches stand for both kinds."""
+    """The kinds of batches that are measured: images have one length, so padded batches count as both kinds."""
     return (PADDED,) if task_spec(task).image_side is not None else kinds
 
 
 def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
-    """What a cell trains on: a batch to warm up with, then those that are timed."""
+    """The batches of a cell: the first is the warm-up, the others are timed."""
     from skyformer.lra.batching import TrainingBatches, collate
 
     similar = kind == SIMILAR
     lengths = task.train.lengths()
     sampler = TrainingBatches(lengths, config.loop.batch_size, seed=config.seed, group_by_length=similar)
-    # The last batch of an epoch may be a smaller one.
+    # The last batch of an epoch may be smaller.
     whole = [rows for rows in map(sampler.batch, range(sampler.steps_per_epoch)) if len(rows) == config.loop.batch_size]
     if not whole:
         raise InputError(
-            f"the {task.spec.name} data must have {config.loop.batch_size} examples for a batch; got {len(task.train)}"
+            f"the {task.spec.name} data must have at least one batch of {config.loop.batch_size} examples; got "
+            f"{len(task.train)} examples"
         )
     if similar:
         ordered = sorted(whole, key=lambda rows: int(lengths[rows].max()))
@@ -278,215 +285,150 @@ def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
         chosen = [whole[0], whole[-1]]
     longest = None if similar else task.spec.max_length
     warm_up, *timed = (collate([task.train[row] for row in rows], longest) for rows in chosen)
-    # Where all are as long as each other, one stands for all.
+    # If all have the same length, one is enough.
     return [warm_up, *(timed if len({padded_length(batch) for batch in timed}) > 1 else timed[:1])]
 
 
-def _result(steps: Steps, size: int, whole: int, did_not_fit: Sequence[int], limit: int) -> Result:
-    seconds = tuple(round(each, 4) for each in steps.seconds)
-    reference = significant(steps.reference_seconds)
+def _result(steps: Steps | None, size: int, whole: int, did_not_fit: Sequence[int], limit: int) -> Result:
     return Result(
-        seconds,
-        steps.lengths,
-        steps.before_bytes,
-        steps.peak_bytes,
-        reference,
-        size,
-        whole,
-        tuple(did_not_fit),
-        _gb(limit),
+        seconds=tuple(round(each, 4) for each in steps.seconds) if steps else (),
+        lengths=steps.lengths if steps else (),
+        before_bytes=steps.before_bytes if steps else None,
+        peak_bytes=steps.peak_bytes if steps else None,
+        reference_seconds=significant(steps.reference_seconds) if steps else None,
+        batch_size=size or None,
+        whole_batch=whole,
+        did_not_fit=tuple(did_not_fit),
+        limit_gb=round(limit / GB, 3),
     )
 
 
-def _gb(limit: int) -> float:
-    return round(limit / GB, 3)
+class Costs:
+    """Costs with one kind of batches, as data frames with one row per attention and one column per task."""
+
+    def __init__(self, results: Results, kind: str) -> None:
+        self.kind, self.title = kind, KIND_TITLES[kind]
+        self.attentions = in_order((cell.attention for cell in results), ATTENTIONS)
+        self.tasks = tasks_among(results)
+        self._lengths = {(cell.task, cell.length) for cell in results}
+        of_kind = {cell: result for cell, result in results.items() if cell.batches in kinds_of(cell.task, (kind,))}
+        texts = {f"{name} text": partial(_shown, quantity) for name, quantity in QUANTITIES.items()}
+        self.rounds = to_frame(Cell, of_kind, **QUANTITIES, **texts)
+
+    @cached_property
+    def _median_rounds(self) -> DataFrame:
+        """For each task and attention the round with the median time, or the faster of the two in the middle."""
+        ordered = self.rounds.sort_values("seconds", kind="stable")
+        rounds = ordered.groupby(["task", "attention"])["round"]
+        return ordered[rounds.cumcount() == (rounds.transform("size") - 1) // 2]
+
+    def ours(self, quantity: str) -> DataFrame:
+        """A quantity, or "... text" of it; missing where nothing was measured or, as a number, where it did not fit."""
+        by_task = self._median_rounds.pivot(index="attention", columns="task", values=quantity)
+        return by_task.reindex(index=self.attentions, columns=self.tasks)
+
+    def paper(self, quantity: str) -> DataFrame:
+        """The paper's hours or memory, for tasks measured at its lengths. Its softmax is the materialised one."""
+        import pandas
+
+        rows = [getattr(cost, quantity) for cost in COSTS.values()]
+        frame = pandas.DataFrame(rows, index=list(COSTS), columns=list(TASK_TITLES)).rename({"softmax": MATERIALISED})
+        return frame[[task for task in self.tasks if self._is_full_length(task)]].reindex(columns=self.tasks)
+
+    def _is_full_length(self, task: str) -> bool:
+        return {length for name, length in self._lengths if name == task} == {task_spec(task).max_length}
+
+    def shares(self, quantity: str) -> tuple[DataFrame, DataFrame]:
+        """The costs divided by those of materialised softmax: ours and the paper's."""
+        ours, papers = map(_divide_by_softmax, (self.ours(quantity), self.paper(quantity)))
+        return ours, papers.reindex_like(ours)
 
 
-def _attentions(results: Results) -> list[str]:
-    """In the order of Table 2, then whatever else was measured."""
-    present = dict.fromkeys(cell.attention for cell in results)
-    return [*(name for name in ATTENTIONS if name in present), *(name for name in present if name not in ATTENTIONS)]
+def _divide_by_softmax(costs: DataFrame) -> DataFrame:
+    softmax = costs.reindex([MATERIALISED]).iloc[0]
+    return costs / softmax.where(softmax > 0)
 
 
-def find(results: Results, task: str, kind: str, attention: str) -> Result | None:
-    """The round with the median time; of two in the middle the faster."""
-    rounds = sorted(find_rounds(results, task, kind, attention).values(), key=_time_if_it_fits)
-    return rounds[(len(rounds) - 1) // 2] if rounds else None
+def _shown(quantity: Quantity, result: Result) -> str:
+    """The quantity as text, with a ~ if it was scaled up from a smaller batch."""
+    value = quantity(result)
+    return "does not fit" if value is None else ("~" if result.scaled else "") + number(value)
 
 
-def find_rounds(results: Results, task: str, kind: str, attention: str) -> dict[int, Result]:
-    wanted = (task, *kinds_of(task, (kind,)), attention)
-    return {c.round: r for c, r in results.items() if (c.task, c.batches, c.attention) == wanted}
+def _costs_by_kind(results: Results) -> list[Costs]:
+    return [Costs(results, kind) for kind in KIND_TITLES if any(cell.batches == kind for cell in results)]
 
 
-def _time_if_it_fits(result: Result) -> float:
-    seconds = result.step_seconds()
-    return math.inf if seconds is None else seconds
+def _table(title: str, frame: DataFrame, note: str = "") -> Table:
+    return from_frame(title, frame.rename(columns=TASK_TITLES).rename_axis("attention"), note)
 
 
-def ratio_to_softmax(results: Results, task: str, kind: str, attention: str, quantity: Quantity) -> float | None:
-    """To softmax as the paper ran it, on the same batches."""
-    found = (find(results, task, kind, each) for each in (attention, MATERIALISED))
-    own, base = (None if each is None else quantity(each) for each in found)
-    return _divide(own, base)
+def _cost_table(costs: Costs) -> Table:
+    """Table 2; the paper's own numbers stand only beside padded batches, because the paper padded."""
+    import pandas
 
-
-def paper_ratio(results: Results, task: str, attention: str, column: str) -> float | None:
-    """The same of the paper's figures."""
-    own, base = (paper_cost(results, task, each, column) for each in (attention, MATERIALISED))
-    return _divide(own, base)
-
-
-def paper_cost(results: Results, task: str, attention: str, column: str) -> float | None:
-    """The paper's figure, if ours are for its lengths; column is "hours" or "memory"."""
-    lengths = {cell.length for cell in results if cell.task == task}
-    # The paper's softmax is the materialised one; it has none that is fused.
-    row = {MATERIALISED: "softmax", "softmax": ""}.get(attention, attention)
-    if row not in COSTS or lengths != {task_spec(task).max_length}:
-        return None
-    figures: tuple[float, ...] = getattr(COSTS[row], column)
-    return figures[list(TASK_TITLES).index(task)]
-
-
-def _divide(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
-
-
-def _shown(result: Result | None, quantity: Quantity) -> str:
-    """The figure; with a ~ if it was scaled from a smaller batch."""
-    value = None if result is None else quantity(result)
-    if result is None or value is None:
-        return "-" if result is None else "does not fit"
-    return ("~" if result.scaled else "") + number(value)
-
-
-def _titles(results: Results) -> list[str]:
-    return [TASK_TITLES[task] for task in tasks_among(results)]
-
-
-def _costs(results: Results, kind: str) -> Table:
-    """Table 2, with the paper's own figures where it has any: it padded."""
-    tasks = tasks_among(results)
-    rows = [
-        [
-            attention,
-            *(_cost(results, task, kind, attention, Result.hours, "hours") for task in tasks),
-            *(_cost(results, task, kind, attention, Result.memory_gb, "memory") for task in tasks),
-        ]
-        for attention in _attentions(results)
-    ]
+    parts = {}
+    for name, title in (("hours", "Time (h)"), ("memory", "Memory (GB)")):
+        ours = costs.ours(f"{name} text")
+        parts[title] = with_paper(ours, costs.paper(name)) if costs.kind == PADDED else ours
     note = (
-        f"Hours for {PAPER_STEPS:,} steps, and the most that steps add to the memory of their process, in GB of 2^30 "
-        "bytes. A ~ is scaled from a smaller batch. In brackets the paper's, on a V100."
+        f"Hours for {PAPER_STEPS:,} steps, and the memory that steps add at most to that of their process, in GB of "
+        "2^30 bytes. A ~ marks numbers scaled up from a smaller batch. In brackets: the paper, on a V100."
     )
-    groups = [("", 1), ("Time (h)", len(tasks)), ("Memory (GB)", len(tasks))]
-    return Table(f"Table 2, batches {kind}", ["attention", *_titles(results) * 2], rows, note, groups)
+    return _table(f"Table 2, {costs.title}", pandas.concat(parts, axis=1), note)
 
 
-def _cost(results: Results, task: str, kind: str, attention: str, quantity: Quantity, column: str) -> str:
-    ours = _shown(find(results, task, kind, attention), quantity)
-    papers = paper_cost(results, task, attention, column) if kind == PADDED else None
-    return ours if papers is None else f"{ours} ({number(papers)})"
+def _share_table(costs: Costs, quantity: str, title: str) -> Table:
+    ours, papers = costs.shares(quantity)
+    note = "In brackets: the same for the paper's numbers."
+    title = f"{title} divided by that of materialised softmax, {costs.title}"
+    return _table(title, with_paper(ours.map(number), papers), note)
 
 
-def _ratios(results: Results, kind: str) -> list[Table]:
-    """A table for time and one for memory, the paper's ratios in brackets."""
-    tasks, tables = tasks_among(results), []
-    for name, quantity, column in (("Time", Result.hours, "hours"), ("Memory", Result.memory_gb, "memory")):
-        rows = [
-            [attention, *(_beside_paper(results, task, kind, attention, quantity, column) for task in tasks)]
-            for attention in _attentions(results)
-        ]
-        title = f"{name} as a share of softmax as the paper ran it, batches {kind}"
-        tables.append(Table(title, ["attention", *_titles(results)], rows, "In brackets the paper's shares."))
-    return tables
-
-
-def _beside_paper(results: Results, task: str, kind: str, attention: str, quantity: Quantity, column: str) -> str:
-    ours = ratio_to_softmax(results, task, kind, attention, quantity)
-    papers = paper_ratio(results, task, attention, column)
-    return f"{number(ours)} ({number(papers)})" if papers is not None else number(ours)
-
-
-def _seconds(results: Results, kind: str) -> Table:
-    rows = [
-        [
-            attention,
-            *(_shown(find(results, task, kind, attention), Result.step_seconds) for task in tasks_among(results)),
-        ]
-        for attention in _attentions(results)
-    ]
-    return Table(f"Seconds a step, batches {kind}", ["attention", *_titles(results)], rows)
-
-
-def _verdict(results: Results, kinds: Sequence[str]) -> list[Table]:
-    """Skyformer against the paper's Skyformer, and against the fastest of the zoo."""
+def _verdict_tables(all_costs: Sequence[Costs]) -> list[Table]:
+    """Skyformer compared with the paper's Skyformer, and with the fastest other attention."""
     rows = []
-    for kind in kinds:
-        for task in tasks_among(results):
-            bars = [
-                _against_paper(results, task, kind, quantity, column)
-                for quantity, column in ((Result.hours, "hours"), (Result.memory_gb, "memory"))
-            ]
-            if all(bars):
-                rows.append([TASK_TITLES[task], kind, *bars[0], *bars[1], *_against_fastest(results, task, kind)])
-    header = [
-        "task",
-        "batches",
-        "ours",
-        "paper's",
-        "better",
-        "ours",
-        "paper's",
-        "better",
-        "fastest",
-        "share",
-        "in rounds",
-        "met",
-    ]
-    groups = [("", 2), ("time", 3), ("memory", 3), ("zoo", 4)]
+    for costs in all_costs:
+        for task in costs.tasks:
+            against_paper = _against_paper(costs, task)
+            if against_paper:
+                rows.append([TASK_TITLES[task], costs.kind, *against_paper, *_against_fastest(costs, task)])
+    header = ["task", "batches", *["ours", "paper's", "better"] * 2, "name", "ratio", "single rounds", "goal met"]
+    groups = [("", 2), ("time", 3), ("memory", 3), ("fastest other attention", 4)]
     note = (
-        "Skyformer's time and memory as shares of softmax as the paper ran it. Zoo: the fastest of all other "
-        "attentions, Skyformer's time as a share of its, that share within single rounds, and whether it is at most "
-        f"{FASTER_BY:g}."
+        "Time and memory of Skyformer divided by those of materialised softmax. Fastest other attention: Skyformer's "
+        f"time divided by its time, the same within single rounds, and whether the ratio is at most {FASTER_BY:g}."
     )
-    return [Table("What Skyformer costs", header, rows, note, groups)] if rows else []
+    return [Table("Time and memory of Skyformer", header, rows, note, groups)] if rows else []
 
 
-def _against_paper(results: Results, task: str, kind: str, quantity: Quantity, column: str) -> list[str]:
-    """Ours, the paper's, and whether ours is better; empty where one of them is missing."""
-    ours = ratio_to_softmax(results, task, kind, "skyformer", quantity)
-    papers = paper_ratio(results, task, "skyformer", column)
-    if ours is None or papers is None:
-        return []
-    return [number(ours), number(papers), yes_or_no(ours < papers)]
+def _against_paper(costs: Costs, task: str) -> list[str]:
+    """For time and memory: ours, the paper's, and whether ours is better. Empty where a number is missing."""
+    texts = []
+    for quantity in ("hours", "memory"):
+        ours, papers = (shares[task].get("skyformer", math.nan) for shares in costs.shares(quantity))
+        if math.isnan(ours) or math.isnan(papers):
+            return []
+        texts += [number(ours), number(papers), yes_or_no(ours < papers)]
+    return texts
 
 
-def _against_fastest(results: Results, task: str, kind: str) -> list[str]:
-    times = {}
-    for attention in _attentions(results):
-        result = find(results, task, kind, attention)
-        seconds = None if result is None else result.step_seconds()
-        if seconds:
-            times[attention] = seconds
-    own = times.pop("skyformer")
-    times.pop(MATERIALISED)
-    if not times:
-        return ["-", "-", "-", "-"]
-    fastest = min(times, key=lambda attention: times[attention])
-    share = own / times[fastest]
-    return [fastest, number(share), _range_over_rounds(results, task, kind, fastest), yes_or_no(share <= FASTER_BY)]
+def _against_fastest(costs: Costs, task: str) -> list[str]:
+    """Name of the fastest other attention, Skyformer's time divided by its, its range over rounds, and the verdict."""
+    seconds = costs.ours("seconds")[task].dropna()
+    others = seconds.drop(["skyformer", MATERIALISED])
+    if others.empty:
+        return [NOTHING] * 4
+    fastest = others.idxmin()
+    ratio = seconds["skyformer"] / others[fastest]
+    of_task = costs.rounds[costs.rounds["task"] == task]
+    rounds = of_task.pivot(index="round", columns="attention", values="seconds")
+    single = (rounds["skyformer"] / rounds[fastest]).dropna()
+    span = f"{number(single.min())} to {number(single.max())}" if len(single) > 1 else NOTHING
+    return [fastest, number(ratio), span, yes_or_no(ratio <= FASTER_BY)]
 
 
-def _range_over_rounds(results: Results, task: str, kind: str, other: str) -> str:
-    """Skyformer's time as a share of another's, the least and the most of those measured in one round."""
-    own, others = (find_rounds(results, task, kind, each) for each in ("skyformer", other))
-    both = [(own[each].step_seconds(), others[each].step_seconds()) for each in own.keys() & others.keys()]
-    shares = [a / b for a, b in both if a and b]
-    return f"{number(min(shares))} to {number(max(shares))}" if len(shares) > 1 else "-"
-
-
-def _not_fitting(results: Results) -> list[Table]:
+def _memory_tables(results: Results) -> list[Table]:
     rows = [
         [
             cell.task,
@@ -503,55 +445,43 @@ def _not_fitting(results: Results) -> list[Table]:
     return [Table("Steps that did not fit in memory", header, rows)] if rows else []
 
 
-def _drift(results: Results) -> Table:
-    """The same computation before every cell: where its times differ, the machine did."""
-    rows = []
-    for task, kind in dict.fromkeys((cell.task, cell.batches) for cell in results):
-        here = [r.reference_seconds for c, r in results.items() if (c.task, c.batches) == (task, kind)]
-        taken = [1000 * seconds for seconds in here if seconds is not None]
-        if taken:
-            spread = [number(f(taken)) for f in (min, statistics.median, max)]
-            rows.append([TASK_TITLES[task], kind, *spread])
-    note = "Milliseconds of one fixed computation, taken before every cell."
-    return Table("How steady the machine was", ["task", "batches", "least", "median", "most"], rows, note)
+def _speed_table(results: Results) -> Table:
+    """The time of one fixed computation before every cell; where it differs, so did the speed of the machine."""
+    frame = to_frame(Cell, results, milliseconds=lambda result: 1000 * (result.reference_seconds or float("nan")))
+    taken = frame.dropna(subset="milliseconds").groupby(["task", "batches"], sort=False)["milliseconds"]
+    spread = taken.agg(["min", "median", "max"]).rename(index=TASK_TITLES, level="task")
+    note = "Milliseconds of one fixed computation, timed before every cell."
+    return from_frame("How steady the machine was", spread.map(number), note)
 
 
-def _ratio_figure(results: Results) -> Figure:
-    """Ours over the paper's: below the diagonal, ours is the smaller share."""
-    panels = []
-    for name, quantity, column in (("time", Result.hours, "hours"), ("memory", Result.memory_gb, "memory")):
-        series = [_ratio_points(results, attention, quantity, column) for attention in _attentions(results)]
-        shown = [each for each in series if each.x]
-        if shown:
-            ends = [min(min(s.x) for s in shown), max(max(s.x) for s in shown)]
-            shown.append(Series("as in the paper", ends, ends, mark=Mark.DASHED))
-            panels.append(Panel(name, "share in the paper", "share here", shown, x_log=True, y_log=True))
-    return Figure("figure", "Shares of softmax as the paper ran it, a point a task, batches padded", panels, columns=2)
+def _share_figure(results: Results) -> Figure:
+    """Our shares over the paper's: below the diagonal, ours is the smaller one."""
+    costs, panels = Costs(results, PADDED), []
+    for quantity, title in (("hours", "time"), ("memory", "memory")):
+        points = [_share_points(attention, *costs.shares(quantity)) for attention in costs.attentions]
+        points = [each for each in points if each.x and each.label != MATERIALISED]
+        if points:
+            ends = [min(min(each.x) for each in points), max(max(each.x) for each in points)]
+            points.append(Series("as in the paper", ends, ends, mark=Mark.DASHED))
+            panels.append(Panel(title, "in the paper", "here", points, x_log=True, y_log=True))
+    title = "Time and memory divided by those of materialised softmax, padded batches, one point per task"
+    return Figure("figure", title, panels, columns=2)
 
 
-def _ratio_points(results: Results, attention: str, quantity: Quantity, column: str) -> Series:
-    x, y = [], []
-    for task in tasks_among(results):
-        ours, papers = (
-            ratio_to_softmax(results, task, PADDED, attention, quantity),
-            paper_ratio(results, task, attention, column),
-        )
-        if attention != MATERIALISED and ours and papers:
-            x.append(papers)
-            y.append(ours)
-    return Series(attention, x, y, mark=Mark.POINTS)
+def _share_points(attention: str, ours: DataFrame, papers: DataFrame) -> Series:
+    y, x = ours.loc[attention], papers.loc[attention]
+    known = x.notna() & y.notna()
+    return Series(attention, x[known].tolist(), y[known].tolist(), mark=Mark.POINTS)
 
 
-def _cost_figure(results: Results, kind: str) -> Figure:
-    """Time over memory, a panel a task."""
-    panels = []
-    for task in tasks_among(results):
-        series = []
-        for attention in _attentions(results):
-            result = find(results, task, kind, attention)
-            seconds, memory = (result.step_seconds(), result.memory_gb()) if result else (None, None)
-            if seconds and memory:
-                series.append(Series(attention, [memory], [seconds], mark=Mark.POINTS))
-        if series and any(cell.batches == kind for cell in results):
-            panels.append(Panel(TASK_TITLES[task], "memory (GB)", "seconds a step", series, x_log=True, y_log=True))
-    return Figure(kind.replace(" ", "_"), f"Time and memory of a training step, batches {kind}", panels)
+def _cost_figure(costs: Costs) -> Figure:
+    """Time over memory, one panel per task."""
+    seconds, memory, panels = costs.ours("seconds"), costs.ours("memory"), []
+    for task in costs.tasks:
+        points = [
+            Series(attention, [memory.loc[attention, task]], [y], mark=Mark.POINTS)
+            for attention, y in seconds[task].dropna().items()
+        ]
+        if points:
+            panels.append(Panel(TASK_TITLES[task], "memory (GB)", "seconds per step", points, x_log=True, y_log=True))
+    return Figure(costs.kind.replace(" ", "_"), f"Time and memory of a training step, {costs.title}", panels)

@@ -1,0 +1,42 @@
+"""Results of a study as a pandas data frame, and what the tables of several studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from skyformer.report.tables import NOTHING, number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def to_frame(cell_type: type, results: Mapping[Any, Any], **columns: Callable[[Any], Any]) -> DataFrame:
+    """One row per cell: the fields of the cell, then one column per keyword, computed from its result."""
+    import pandas
+
+    rows = [
+        {**vars(cell), **{name: compute(result) for name, compute in columns.items()}}
+        for cell, result in results.items()
+    ]
+    return pandas.DataFrame(rows, columns=[*(field.name for field in fields(cell_type)), *columns])
+
+
+def in_order(present: Iterable[str], order: Iterable[str]) -> list[str]:
+    """The names that are present: first those in `order`, then the others as they come."""
+    found = dict.fromkeys(present)
+    known = [name for name in order if name in found]
+    return known + [name for name in found if name not in known]
+
+
+def with_paper(ours: DataFrame, papers: DataFrame, show: Callable[[float], str] = number) -> DataFrame:
+    """Text, followed by the paper's number in brackets where it has one."""
+    brackets = papers.reindex_like(ours).map(lambda x: "" if x != x else f" ({show(x)})")
+    return ours.astype(object).where(ours.notna(), NOTHING) + brackets
+
+
+def median_and_quartiles(quartiles: Sequence[float]) -> str:
+    """The 25, 50 and 75 % quantiles as text: 0.2 [0.1, 0.3]."""
+    low, middle, high = map(number, quartiles)
+    return f"{middle} [{low}, {high}]"
