@@ -233,7 +233,7 @@ def test_an_interrupted_study_goes_on(study: Efficiency, tmp_path: Path, monkeyp
         run_study(study, tmp_path)
     record = run_study(study, tmp_path)
     assert asked == [True, False, False, True, False]
-    assert [measured.run for measured in record.cells.values()] == [0, 1, 1, 1]
+    assert [measured.invocation for measured in record.cells.values()] == [0, 1, 1, 1]
     assert [(c.batches, c.attention) for c in record.cells] == [
         (PADDED, MATERIALISED),
         (PADDED, "skyformer"),
