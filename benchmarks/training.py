@@ -31,8 +31,8 @@ from torch import nn
 from skyformer.errors import SkyformerError
 from skyformer.lra import Batch, Task, load_task, prepare, training_loader
 from skyformer.training import RunConfig, load_preset, train
-from skyformer.training.module import ClassifierModule, build_model, one_cycle
-from skyformer.training.seeds import mixed_seed
+from skyformer.training.building import build_model, mixed_seed, one_cycle
+from skyformer.training.module import ClassifierModule
 
 THREADS = 2
 WARM_UP = 2

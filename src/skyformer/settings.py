@@ -1,18 +1,58 @@
-"""Typed settings: the base class of every config, with errors that name the setting as a user writes it."""
+"""Typed settings and records: the base classes of every config and of every JSON file of a run.
+
+Errors of pydantic become an `InputError` that names the setting as a user writes it, or a `DataError` that names the
+file.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
-from skyformer.errors import InputError, MissingExtraError, UnknownNameError
+from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
+from skyformer.files import read_json
 
 try:
-    from pydantic import BaseModel, ConfigDict, ValidationError
+    from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
 except ImportError as missing:
     raise MissingExtraError("pydantic", "model") from missing
+
+
+RECORD_FORMAT = 1
+AnyRecord = TypeVar("AnyRecord")
+
+
+class Record(BaseModel):
+    """The content of a JSON file; a later version that changes the fields raises `format`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: int = RECORD_FORMAT
+
+
+def read_record(file: Path, cls: type[AnyRecord]) -> AnyRecord:
+    """The record in a JSON file; a `DataError` says what is wrong with the file."""
+    content = read_json(file)
+    check_format(file, content)
+    try:
+        return TypeAdapter(cls).validate_python(content)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{file} is damaged: {place}: {first['msg']}") from None
+
+
+def check_format(file: Path, content: dict[str, Any]) -> None:
+    """Refuse a file of a newer version, which may have fields that are unknown here."""
+    version = content.get("format")
+    if isinstance(version, int) and version > RECORD_FORMAT:
+        raise DataError(
+            f"{file} has format {version}, which was written by a newer version (this one reads formats up to "
+            f"{RECORD_FORMAT}); upgrade skyformer to use it"
+        )
 
 
 class Settings(BaseModel):

@@ -10,7 +10,7 @@ import pytest
 
 from skyformer.studies.demo import typical_step
 from skyformer.training import open_run
-from skyformer.training.runs import MetricRow
+from skyformer.training.metrics import MetricRow
 from tests.cli.typed import CommandLine
 
 SMALL = [

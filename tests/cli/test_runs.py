@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.typed import CommandLine
-from tests.training.fake_runs import a_config, finish, start
+from tests.training.fakes import a_config, finish, start
 
 
 @pytest.fixture

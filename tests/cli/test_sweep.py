@@ -15,7 +15,7 @@ from skyformer.training import sweeps
 from tests.cli.typed import CommandLine
 from tests.helpers import refused
 from tests.training import pretend
-from tests.training.fake_runs import a_config, finish, start
+from tests.training.fakes import a_config, finish, start
 
 SMALL = ("task.limit=20", "task.max_length=64")
 

@@ -22,7 +22,7 @@ from skyformer.training import fit
 from skyformer.training.config import RunConfig, to_yaml
 from skyformer.training.runs import Run, create_run, list_runs, open_run
 from tests.cli.typed import Outcome
-from tests.training.stand_ins import SMALL, finished_run, result_of, small_config
+from tests.training.fakes import SMALL, finished_run, result_of, small_config
 
 SETTINGS = [word for override in SMALL for word in ("--set", override)]
 
@@ -226,12 +226,12 @@ class TestBadInput:
         run, other = (finished_run(runs_dir, small_config("text", f"model.dim={dim}")) for dim in (4, 8))
         for file in other.model_folder.iterdir():
             (run.model_folder / file.name).write_bytes(file.read_bytes())
-        assert "is not the model of this run: dim differ" in skyformer.refused("predict", run.name, "good")
+        assert "is not the model of this run: dim do not match" in skyformer.refused("predict", run.name, "good")
 
     def test_a_text_longer_than_the_model(self, skyformer: Command, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         error = skyformer.refused("predict", run.name, "x" * 4001)
-        assert "4,001 bytes, longer than the 4,000 that this model reads" in error
+        assert "4,001 bytes, and this model reads at most 4,000" in error
         assert skyformer("predict", run.name, "x" * 4001, "--cut").code == 0
 
     def test_no_space_left(self, skyformer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ class TestResume:
 
     def test_with_a_config(self, skyformer: Command, run: Run) -> None:
         file = run.folder / "config.yaml"
-        assert "give one of them" in skyformer.refused("train", "--resume", run.name, "--config", file)
+        assert "use only one of them" in skyformer.refused("train", "--resume", run.name, "--config", file)
 
 
 class TestInterrupted:
@@ -303,7 +303,7 @@ class TestInterrupted:
     def test_one_line_and_the_signals_code(
         self, skyformer: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
     ) -> None:
-        told = InterruptedRunError("stopped at step 3; go on with: skyformer train --resume x", number)
+        told = InterruptedRunError("stopped at step 3; resume with: skyformer train --resume x", number)
         monkeypatch.setattr(fit, "train", raising(told))
         outcome = skyformer("train", "text")
         assert (outcome.code, outcome.errors) == (code, f"{told}\n")
@@ -347,11 +347,11 @@ class TestPredict:
     def test_two_papers_at_a_time(self, skyformer: Command, runs_dir: Path) -> None:
         run = finished_run(runs_dir, small_config("retrieval"))
         assert len(skyformer("predict", run.name, "a", "b", "c", "d").output.splitlines()) == 2
-        assert "retrieval compares two texts a prediction; got 3" in skyformer.refused("predict", run.name, *"abc")
+        assert "retrieval needs 2 texts per prediction; got 3 inputs" in skyformer.refused("predict", run.name, *"abc")
 
     def test_a_picture_is_a_file(self, skyformer: Command, runs_dir: Path) -> None:
         run = finished_run(runs_dir, small_config("pathfinder"))
-        assert "nowhere.png cannot be read as a picture" in skyformer.refused("predict", run.name, "nowhere.png")
+        assert "nowhere.png cannot be read as an image" in skyformer.refused("predict", run.name, "nowhere.png")
 
 
 def test_evaluate_in_one_line(skyformer: Command, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from skyformer.training.collect import RunRow, changes_to_preset, collect_runs, summarise, validation_curve
 from skyformer.training.presets import list_presets, load_preset
-from tests.training.fake_runs import a_config, finish, start, write_curve
+from tests.training.fakes import a_config, finish, start, write_curve
 
 
 def by_name(rows: list[RunRow]) -> dict[str, RunRow]:

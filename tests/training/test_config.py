@@ -20,7 +20,7 @@ from skyformer.training.config import (
     to_yaml,
 )
 from tests.helpers import refused
-from tests.training.stand_ins import small_config
+from tests.training.fakes import small_config
 
 
 def changed(config: RunConfig, section: str, **changes: Any) -> RunConfig:
@@ -185,7 +185,7 @@ class TestFile:
 
     def test_numbers_as_names(self) -> None:
         text = to_yaml(small_config()).replace("  lr:", "  1: 2\n  lr:")
-        with refused(InputError, "c.yaml is not valid YAML: a name must be a word; got 1"):
+        with refused(InputError, "c.yaml is not valid YAML: a name must be a string; got 1"):
             from_yaml(text, "c.yaml")
 
     def test_aliases_are_refused_before_they_multiply(self) -> None:

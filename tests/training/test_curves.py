@@ -8,7 +8,7 @@ import pytest
 
 from skyformer.training.collect import collect_runs, summarise
 from skyformer.training.curves import curves_of, draw_curves
-from tests.training.fake_runs import a_config, finish, start, write_curve
+from tests.training.fakes import a_config, finish, start, write_curve
 
 
 def test_seeds_are_averaged_at_the_steps_they_share(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_an_evaluation_counts_every_example_once(task: Task, world_size: int, ba
     assert all(len(list(share)) == len(share) for share in shares)
 
 
-def test_stand_ins_come_last() -> None:
+def test_padding_batches_come_last() -> None:
     rows = np.arange(5) + 10
     batches = EvenBatches(EvaluationBatches(np.ones(5), 2, rank=1, world_size=2), rows, most=3)
     assert (batches.count, list(batches)) == (1, [[12, 13], [0], [0]])

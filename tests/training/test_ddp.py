@@ -15,10 +15,10 @@ import skyformer
 from skyformer.training.config import RunConfig, to_yaml
 from skyformer.training.fit import train
 from skyformer.training.runs import Run
-from tests.training.deaths import wait_for
+from tests.training.killing import wait_for
 from tests.training.tiny import assert_same_run, tiny_config
 
-PATIENCE = 200
+TIMEOUT_SECONDS = 200
 LAUNCHERS = {
     "lightning": [sys.executable, "-m", "skyformer.cli.main"],
     "torchrun": [
@@ -53,7 +53,7 @@ def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: P
     config = plain_config(batch_size=4, devices=2)
     process = start_new(launcher, config, runs_dir, data_dir)
     single = train(plain_config(batch_size=8, devices=1), runs_dir=runs_dir, data_dir=data_dir, progress=False)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, err
     # One of them printed.
     assert out.count("test accuracy") == 1
@@ -69,22 +69,22 @@ def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_two_processes_go_on(number: signal.Signals, tmp_path: Path, data_dir: Path) -> None:
+def test_two_processes_resume(number: signal.Signals, tmp_path: Path, data_dir: Path) -> None:
     config = plain_config(batch_size=4, devices=2, steps=100, eval_every=20, checkpoint_every=10)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     process = start_new("lightning", config, whole, data_dir)
-    assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert process.communicate(timeout=TIMEOUT_SECONDS)[1] == ""
     process = start_new("lightning", config, broken, data_dir)
     run = Run(broken / config.run_name())
     wait_for(run.metrics_file, "50,train")
     process.send_signal(number)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=TIMEOUT_SECONDS)
     if number == signal.SIGTERM:
         assert process.returncode == 143
-        assert "by SIGTERM; go on with: skyformer train --resume" in err
-        assert err.count("go on with") == 1
+        assert "by SIGTERM; resume with: skyformer train --resume" in err
+        assert err.count("resume with") == 1
     time.sleep(1)
     assert run.state.state == "interrupted"
     process = start("lightning", ["--resume", run.name], broken, data_dir)
-    assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert process.communicate(timeout=TIMEOUT_SECONDS)[1] == ""
     assert_same_run(run, Run(whole / config.run_name()))

@@ -11,9 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.lra import Example, TaskDataset, prepare
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.training.building import build_model
 from skyformer.training.config import TaskConfig
 from skyformer.training.fit import evaluate, resume, train
-from skyformer.training.module import ClassifierModule, build_model
+from skyformer.training.module import ClassifierModule
 from skyformer.training.runs import Run
 from tests.helpers import refused
 from tests.lra.stand_ins import pair_files, write_folder

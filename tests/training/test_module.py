@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from skyformer.lra import Batch, load_task, training_loader
-from skyformer.training.module import ClassifierModule, StepPart, build_model, one_cycle, parameter_count
-from skyformer.training.scores import Evaluation, Scores
-from skyformer.training.seeds import mixed_seed
+from skyformer.training.building import build_model, mixed_seed, one_cycle
+from skyformer.training.module import ClassifierModule, Evaluation, Scores, StepPart
 from tests.training.tiny import tiny_config
 
 
@@ -113,7 +112,3 @@ def test_a_part_counts_what_is_right(batch: Batch) -> None:
     logits[0] = -logits[0]
     part = StepPart.of(batch, logits, torch.tensor(1.5))
     assert (int(part.correct), float(part.loss)) == (len(batch) - 1, 1.5)
-
-
-def test_parameters_are_counted() -> None:
-    assert parameter_count(torch.nn.Linear(3, 2)) == 8

@@ -16,7 +16,7 @@ from skyformer.model import SequenceClassifier
 from skyformer.training.prediction import Predictor, load_best_model, predict
 from skyformer.training.runs import create_run
 from tests.helpers import refused
-from tests.training.stand_ins import finished_run, save_model, small_config
+from tests.training.fakes import finished_run, save_model, small_config
 
 EXPRESSION = "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
@@ -63,7 +63,7 @@ class TestText:
         assert text(file) == text(b"good \xff film")
 
     def test_too_long(self, text: Predictor) -> None:
-        with refused(InputError, "21 bytes", "the 20 that this model reads", "--cut"):
+        with refused(InputError, "21 bytes", "this model reads at most 20", "--cut"):
             text("x" * 21)
 
     def test_cut_when_asked_to(self, text: Predictor) -> None:
@@ -78,7 +78,7 @@ class TestText:
             text(tmp_path / "nowhere.txt")
 
     def test_two_of_them(self, text: Predictor) -> None:
-        with refused(InputError, "text needs 1 inputs an example; got 2"):
+        with refused(InputError, "text needs 1 inputs per example; got 2"):
             text("a", "b")
 
 
@@ -105,7 +105,7 @@ class TestListOps:
             listops("[MAX 2 \u0669 ]")
 
     def test_too_long_is_not_cut(self, listops: Predictor) -> None:
-        with refused(InputError, "2,002 tokens", "the 2,000 that this model reads; shorten it"):
+        with refused(InputError, "2,002 tokens", "this model reads at most 2,000; shorten it"):
             listops(f"[SM {'1 ' * 2000}]", cut=True)
 
 
@@ -116,7 +116,7 @@ class TestRetrieval:
         assert retrieval("one paper", "something else") != found
 
     def test_one_is_not_enough(self, retrieval: Predictor) -> None:
-        with refused(InputError, "retrieval needs 2 inputs an example; got 1"):
+        with refused(InputError, "retrieval needs 2 inputs per example; got 1"):
             retrieval("one paper")
 
     def test_the_second_is_too_long(self, retrieval: Predictor) -> None:
@@ -124,7 +124,7 @@ class TestRetrieval:
             retrieval("one paper", "x" * 30)
 
 
-class TestPicture:
+class TestImage:
     PIXELS = np.arange(1024, dtype=np.uint8).reshape(32, 32)
 
     def test_pixels_are_the_tokens(self, image: Predictor, tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ class TestPicture:
         with refused(InputError, "small.png must be 32 x 32 pixels; got 28 x 20"):
             image(tmp_path / "small.png")
 
-    def test_not_a_picture(self, image: Predictor, tmp_path: Path) -> None:
+    def test_not_an_image(self, image: Predictor, tmp_path: Path) -> None:
         (tmp_path / "notes.png").write_text("no pixels")
-        with refused(DataError, "notes.png cannot be read as a picture"):
+        with refused(DataError, "notes.png cannot be read as an image"):
             image(tmp_path / "notes.png")
 
     def test_missing(self, image: Predictor) -> None:
-        with refused(DataError, "nowhere.png cannot be read as a picture"):
+        with refused(DataError, "nowhere.png cannot be read as an image"):
             image("nowhere.png")
 
 
@@ -179,7 +179,7 @@ class TestModel:
         run, other = (create_run(small_config("text", f"model.dim={dim}"), tmp_path) for dim in (8, 4))
         save_model(other)
         other.model_folder.rename(run.model_folder)
-        with refused(DataError, str(run.model_folder), "is not the model of this run: dim differ"):
+        with refused(DataError, str(run.model_folder), "is not the model of this run: dim do not match its config"):
             load_best_model(run)
 
     def test_of_another_task(self, tmp_path: Path) -> None:

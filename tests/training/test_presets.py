@@ -81,7 +81,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "true"])
     def test_they_must_be_a_number(self, value: str) -> None:
-        with refused(InputError, "model.features must be a whole number of at least 1"):
+        with refused(InputError, "model.features must be an integer of at least 1"):
             load_preset("text", overrides=[f"model.features={value}"])
 
 

@@ -11,16 +11,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import skyformer
+from skyformer import files
 from skyformer.environment import describe_environment
 from skyformer.errors import DataError, InputError
-from skyformer.training import documents, runs
+from skyformer.training import runs
+from skyformer.training.metrics import MetricRow
 from skyformer.training.runs import (
-    MetricRow,
     Run,
     UnreadableRun,
     check_free,
@@ -31,7 +33,7 @@ from skyformer.training.runs import (
     scan_runs,
 )
 from tests.helpers import refused
-from tests.training.stand_ins import finished_run, result_of, small_config
+from tests.training.fakes import finished_run, result_of, small_config
 
 HOLD_THE_LOCK = """
 import sys, time, filelock
@@ -104,14 +106,14 @@ class TestNew:
     def test_something_else_is_in_the_way(self, tmp_path: Path) -> None:
         config = small_config()
         (tmp_path / config.run_name()).mkdir()
-        with refused(DataError, "is in the way and is not a run", "config.yaml"):
+        with refused(DataError, "exists but is not a run", "config.yaml"):
             check_free(config, tmp_path)
 
     def test_two_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Both found the place free; the second to finish its draft must not replace the first."""
         first = create_run(small_config(), tmp_path)
         monkeypatch.setattr(runs, "check_free", lambda config, runs_dir: Run(first.folder))
-        with refused(InputError, "is there already"):
+        with refused(InputError, "exists already"):
             create_run(small_config(), tmp_path)
         assert [folder.name for folder in tmp_path.iterdir()] == [first.name]
 
@@ -165,7 +167,7 @@ class TestState:
         run = create_run(small_config(), tmp_path)
         run.write_state(run.stored_state().replace(pid=dead_process(), step=3))
         state = run.state
-        assert (state.state, state.step, state.reason) == ("interrupted", 3, "its process is gone")
+        assert (state.state, state.step, state.reason) == ("interrupted", 3, "its process has ended")
 
     def test_interrupted_when_the_number_is_another_process(self, tmp_path: Path) -> None:
         run = create_run(small_config(), tmp_path)
@@ -193,7 +195,7 @@ class TestState:
 
 class TestLock:
     def test_keeps_a_second_process_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runs, "_LOCK_PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr(runs, "_LOCK_TIMEOUT_SECONDS", 0.01)
         run = create_run(small_config(), tmp_path)
         with another_process_with_the_lock(run) as process:
             run.write_state(run.stored_state().replace(pid=process.pid))
@@ -217,7 +219,7 @@ class TestResult:
         def full(_: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(documents.os, "fsync", full)
+        monkeypatch.setattr(files.os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             run.write_result(result_of(run, 0.25))
         assert run.result == result_of(run, 0.5)
@@ -301,5 +303,5 @@ class TestEnvironment:
     def test_digest_does_not_depend_on_the_command(self) -> None:
         here = describe_environment()
         assert here.threads == 1
-        assert here.model_copy(update={"command": "x", "started": "y", "host": "z"}).digest() == here.digest()
-        assert here.model_copy(update={"torch": "0.1"}).digest() != here.digest()
+        assert replace(here, command="x", started="y", host="z").digest() == here.digest()
+        assert replace(here, torch="0.1").digest() != here.digest()

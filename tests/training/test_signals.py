@@ -75,7 +75,7 @@ def test_a_signal_ends_an_evaluation(
 def test_the_second_signal_is_not_waited_for(runs_dir: Path, data_dir: Path) -> None:
     config = tiny_config()
     send = Send(8, signal.SIGINT, signal.SIGINT)
-    with pytest.raises(InterruptedRunError, match="stopped at once by SIGINT") as caught:
+    with pytest.raises(InterruptedRunError, match="stopped immediately by SIGINT") as caught:
         train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[send])
     assert caught.value.exit_code == 130
     run = Run(runs_dir / config.run_name())
@@ -85,7 +85,7 @@ def test_the_second_signal_is_not_waited_for(runs_dir: Path, data_dir: Path) -> 
 
 def test_handlers_are_put_back(runs_dir: Path, data_dir: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with StopSignals("go on") as signals:
+    with StopSignals("resume it") as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.received == signal.SIGTERM
     train(tiny_config(steps=4), runs_dir=runs_dir, data_dir=data_dir, progress=False)

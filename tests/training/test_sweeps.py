@@ -21,7 +21,7 @@ from skyformer.training.fit import train
 from skyformer.training.runs import Run, create_run
 from skyformer.training.sweeps import Ending, Outcome, check_data, plan, sweep, with_threads
 from tests.helpers import refused
-from tests.training.fake_runs import finish, start
+from tests.training.fakes import finish, start
 from tests.training.test_signals import Send
 from tests.training.tiny import assert_same_run, tiny_config
 

@@ -15,7 +15,7 @@ from skyformer.report.tables import duration, percent
 from skyformer.training.collect import Summary, collect_runs, summarise
 from skyformer.training.formats import as_json, as_latex, means_csv, runs_csv
 from skyformer.training.tables import PaperLayout, run_remarks, runs_table, summary_table
-from tests.training.fake_runs import a_config, finish, start
+from tests.training.fakes import a_config, finish, start
 
 
 def printed(table: Table, width: int = 200) -> str:

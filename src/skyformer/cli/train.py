@@ -1,23 +1,31 @@
-"""`skyformer train`, `evaluate` and `predict`: what they take, and how they are explained."""
+"""`skyformer train`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skyformer.cli.data import DataDir
-from skyformer.errors import MissingExtraError
+from skyformer.errors import InputError
+from skyformer.files import read_document
 from skyformer.lra.tasks import TASKS, Split
+from skyformer.report.tables import duration
+
+if TYPE_CHECKING:
+    from skyformer.training.config import RunConfig
+    from skyformer.training.prediction import Input, Prediction
+    from skyformer.training.runs import Run, RunResult
 
 RunsDir = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Where runs are kept (default: SKYFORMER_RUNS, or ./runs).")
+    Path | None, typer.Option("--runs-dir", help="Folder of the runs (default: SKYFORMER_RUNS, or ./runs).")
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, or its folder.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name or its folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _TRAIN_EXAMPLES = """
@@ -56,19 +64,6 @@ skyformer predict RUN - < review.txt  # standard input
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What `skyformer train` was asked for; nothing stands for the preset's or the run's own setting."""
-
-    task: str | None
-    attention: str | None
-    preset: str | None
-    overrides: tuple[str, ...]
-    steps: int | None
-    seed: int | None
-    config: Path | None
-
-
-@dataclass(frozen=True)
 class Places:
     """Where runs and data are, and whether progress is shown."""
 
@@ -77,17 +72,20 @@ class Places:
     progress: bool = True
 
 
-@contextmanager
-def train_extra() -> Iterator[None]:
-    """The command line works without the libraries of training; only its own commands need them."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "train") from error
+@dataclass(frozen=True)
+class _Chosen:
+    """The settings given to `skyformer train`; None stands for the preset's or the run's own."""
+
+    task: str | None
+    preset: str | None
+    attention: str | None
+    overrides: tuple[str, ...]
+    steps: int | None
+    seed: int | None
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Make the commands of this module commands of `app`."""
+    """Add the commands of this module to `app`."""
     app.command("train", epilog=_TRAIN_EXAMPLES)(train)
     app.command("evaluate", epilog=_EVALUATE_EXAMPLES)(evaluate)
     app.command("predict", epilog=_PREDICT_EXAMPLES)(predict)
@@ -104,28 +102,29 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as optim.lr=3e-4; repeatable."),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps, as --set loop.steps=N.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything random in the run.")] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was not finished.")
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Number of training steps; short for --set loop.steps=N.")
     ] = None,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the settings and stop.")] = False,
-    devices: Annotated[str | None, typer.Option("--devices", help="How many devices, or auto.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed for weights, batches and dropout.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Resume an unfinished run.")] = None,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the settings without training.")] = False,
+    devices: Annotated[str | None, typer.Option("--devices", help="Number of devices, or auto.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="auto, ddp or fsdp.")] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="32-true, bf16-mixed, 16-mixed, ...")] = None,
     accelerator: Annotated[str | None, typer.Option("--accelerator", help="auto, cpu, gpu, mps, ...")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads (default: torch's own).")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Number of CPU threads (default: torch's).")] = None,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress bar.")] = False,
-    config: Annotated[Path | None, typer.Option("--config", hidden=True, help="A whole config as YAML.")] = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", hidden=True, help="A complete config in YAML.")] = None,
 ) -> None:
-    """Train a model on a task of Long Range Arena, or go on with a run.
+    """Train a model on a task of Long Range Arena, or resume an unfinished run.
 
-    A run is a folder; killed at any moment, it goes on with --resume and ends with the same numbers.
+    A run is a folder. If its process is killed, --resume continues the run, which ends with the same numbers.
     """
-    with train_extra():
-        from skyformer.cli.train_actions import resume_run, show, start_run
+    from skyformer.training.config import to_yaml
+    from skyformer.training.runs import runs_dir_or_default
+
     hardware = {
         "devices": devices,
         "strategy": strategy,
@@ -133,45 +132,159 @@ def train(
         "accelerator": accelerator,
         "threads": threads,
     }
-    chosen = [f"hardware.{name}={value}" for name, value in hardware.items() if value is not None]
-    wanted = Wanted(task, attention, preset, (*(overrides or ()), *chosen), steps, seed, config)
-    places = Places(runs_dir, data_dir, not no_progress)
+    short = [f"hardware.{name}={value}" for name, value in hardware.items() if value is not None]
+    chosen = _Chosen(task, preset, attention, (*(overrides or ()), *short), steps, seed)
+    run = None if resume is None else _run_to_resume(resume, runs_dir, chosen, config)
+    settings = _settings(chosen, config) if run is None else run.config
     if show_config:
-        show(wanted, resume, places)
-    elif resume is not None:
-        resume_run(wanted, resume, places)
+        typer.echo(to_yaml(settings), nl=False)
+        return
+
+    from skyformer.training import fit
+
+    if run is None:
+        result = fit.train(settings, runs_dir=runs_dir, data_dir=data_dir, progress=not no_progress)
+        folder = runs_dir_or_default(runs_dir) / result.run
     else:
-        start_run(wanted, places)
+        result, folder = fit.resume(run, data_dir=data_dir, progress=not no_progress), run.folder
+    if fit.is_main_process():
+        typer.echo(_result_line(result, folder))
+
+
+def _settings(chosen: _Chosen, config: Path | None) -> RunConfig:
+    """The settings of a new run."""
+    from skyformer.training.config import from_yaml
+    from skyformer.training.presets import DEFAULT_PRESET, load_preset
+
+    if config is not None:
+        named = [name for name, value in asdict(chosen).items() if value not in (None, ())]
+        if named:
+            raise InputError(f"--config has every setting; leave out {', '.join(named)}")
+        return from_yaml(read_document(config), str(config))
+    if chosen.task is None:
+        raise InputError(f"name a task to train on: {', '.join(TASKS)}; or resume a run: --resume RUN")
+    return load_preset(
+        chosen.task,
+        chosen.preset or DEFAULT_PRESET,
+        attention=chosen.attention,
+        overrides=chosen.overrides,
+        steps=chosen.steps,
+        seed=chosen.seed,
+    )
+
+
+def _run_to_resume(name: str, runs_dir: Path | None, chosen: _Chosen, config: Path | None) -> Run:
+    """The run, if the settings on the command line are the same as its own."""
+    from skyformer.training.presets import differing, parse_overrides
+    from skyformer.training.runs import open_run
+
+    if config is not None:
+        raise InputError("--config starts a new run and --resume continues one; use only one of them")
+    run = open_run(name, runs_dir)
+    given = {
+        "task.name": chosen.task,
+        "preset": chosen.preset,
+        "model.attention": chosen.attention,
+        "loop.steps": chosen.steps,
+        "seed": chosen.seed,
+    }
+    stated = {setting: value for setting, value in given.items() if value is not None}
+    differences = differing(run.config, parse_overrides(chosen.overrides) | stated)
+    if differences:
+        raise InputError(
+            f"{run.folder} can only be resumed with its own settings: {'; '.join(differences)}. "
+            "Leave these options out, or start a new run without --resume"
+        )
+    return run
+
+
+def _result_line(result: RunResult, folder: Path) -> str:
+    return (
+        f"{result.task} with {result.attention} attention, preset {result.preset}, seed {result.seed}: "
+        f"test accuracy {result.test_accuracy:.2%} on {result.test_examples:,} examples (best dev accuracy "
+        f"{result.dev_accuracy:.2%} at step {result.best_step:,} of {result.steps:,}), "
+        f"{duration(result.seconds)}{_in_brackets(result.note)} -> {folder}"
+    )
+
+
+def _in_brackets(note: str) -> str:
+    return f" [{note}]" if note else ""
 
 
 def evaluate(
     run: RunName,
-    split: Annotated[Split, typer.Option("--split", help="Which part of the data.")] = Split.TEST,
+    split: Annotated[Split, typer.Option("--split", help="Part of the data to evaluate on.")] = Split.TEST,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Examples a batch (default: the run's own).")
+        int | None, typer.Option("--batch-size", help="Examples per batch (default: the run's own).")
     ] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Evaluate the best model of a run on every example of a part of its data."""
-    with train_extra():
-        from skyformer.cli.train_actions import evaluate_run
-    evaluate_run(run, split, batch_size, as_json, Places(runs_dir, data_dir))
+    """Evaluate the best model of a run on every example of a split."""
+    from skyformer.training.runs import open_run
+
+    opened = open_run(run, runs_dir)
+    from skyformer.training import fit
+
+    found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size)
+    note = opened.config.note
+    if as_json:
+        _print_json({"run": opened.name, "split": split.value, "note": note, **asdict(found)})
+        return
+    typer.echo(
+        f"{opened.name}: {split.value} accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, "
+        f"{found.examples:,} examples{_in_brackets(note)}"
+    )
 
 
 def predict(
     run: RunName,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="A text, an expression, a picture's file; - is standard input."),
+        typer.Argument(metavar="INPUT", help="A text, an expression or an image file; - reads standard input."),
     ],
     file: Annotated[bool, typer.Option("--file", help="The inputs are names of files to read.")] = False,
-    cut: Annotated[bool, typer.Option("--cut", help="Cut a text that is too long, as the training data was.")] = False,
+    cut: Annotated[
+        bool, typer.Option("--cut", help="Cut texts that are too long, as the training data was cut.")
+    ] = False,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Say what the best model of a run makes of new input: label, name and probabilities."""
-    with train_extra():
-        from skyformer.cli.train_actions import predict_inputs
-    predict_inputs(run, inputs, file, cut, as_json, Places(runs_dir, None))
+    """Classify new inputs with the best model of a run: label, name and probabilities."""
+    from skyformer.training.prediction import Predictor
+    from skyformer.training.runs import open_run
+
+    predictor = Predictor(open_run(run, runs_dir))
+    spec, size = predictor.spec, predictor.inputs_per_example
+    if len(inputs) % size:
+        raise InputError(f"{spec.name} needs {size} texts per prediction; got {len(inputs)} inputs")
+    from_files = file or spec.image_side is not None
+    examples = [inputs[start : start + size] for start in range(0, len(inputs), size)]
+    predictions = [predictor(*(_input(text, from_files) for text in example), cut=cut) for example in examples]
+    if as_json:
+        _print_json([_with_names(prediction, spec.label_names) for prediction in predictions])
+        return
+    for prediction in predictions:
+        typer.echo(_prediction_line(prediction, spec.label_names))
+
+
+def _input(text: str, from_file: bool) -> Input:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    return Path(text) if from_file else text
+
+
+def _prediction_line(prediction: Prediction, names: Sequence[str]) -> str:
+    pairs = zip(names, prediction.probabilities, strict=True)
+    everything = ", ".join(f"{name} {probability:.4f}" for name, probability in pairs)
+    return f"{prediction.label} ({prediction.name}): {everything}"
+
+
+def _with_names(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
+    probabilities = dict(zip(names, prediction.probabilities, strict=True))
+    return {"label": prediction.label, "name": prediction.name, "probabilities": probabilities}
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=2))

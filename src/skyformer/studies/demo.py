@@ -15,7 +15,8 @@ from skyformer.files import dump_json, write_atomic
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.report.tables import duration, percent
-from skyformer.training.runs import MetricRow, Run, RunResult
+from skyformer.training.metrics import MetricRow
+from skyformer.training.runs import Run, RunResult
 
 _SALT = "skyformer"
 _FORMATS = ("png", "svg")

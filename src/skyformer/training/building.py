@@ -1,8 +1,11 @@
-"""What a run is made of, without the loop around it: its model, its optimiser, its schedule, its loss. None of it needs
-Lightning, so a process that only takes a few steps starts fast."""
+"""The parts of a run without its training loop: seeds, model, loss, optimizer, schedule.
+
+Nothing here needs Lightning, so that a process that only takes a few steps starts fast.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -15,16 +18,26 @@ from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import TaskSpec, task_spec
 from skyformer.model import PairClassifier, SequenceClassifier
 from skyformer.training.config import OptimConfig, RunConfig
-from skyformer.training.seeds import mixed_seed, step_seed
+
+
+def mixed_seed(purpose: str, *numbers: int) -> int:
+    """A seed of 63 bits, hashed from its purpose and numbers, so that neighbouring seeds or steps share nothing."""
+    text = ":".join([purpose, *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def step_seed(seed: int, number: int, rank: int = 0) -> int:
+    """The seed for everything random in backward pass `number` of a run, in the process `rank`."""
+    return mixed_seed("step", seed, number, rank)
 
 
 def classifier_class(spec: TaskSpec) -> type[SequenceClassifier | PairClassifier]:
-    """The kind of model that a task needs."""
+    """The model class that a task needs."""
     return PairClassifier if spec.paired else SequenceClassifier
 
 
 def build_model(config: RunConfig) -> SequenceClassifier | PairClassifier:
-    """The model of a run before its first step: a function of the config and its seed."""
+    """The model of a run before its first step; it depends on the config and its seed only."""
     torch.manual_seed(mixed_seed("weights", config.seed))
     return classifier_class(task_spec(config.task.name))(config.build_model_config())
 
@@ -37,7 +50,7 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
-    """In float32 at least."""
+    """The mean cross entropy, computed at least in float32."""
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), label)
 
 
@@ -48,8 +61,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig, *, f
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) -> OneCycleLR:
-    """Linearly up for the warm-up steps and down for the rest; the betas stay what the config says."""
-    # OneCycleLR divides by the warm-up's length less one.
+    """A learning rate that rises linearly in the warm-up and then falls linearly; the betas stay as configured."""
+    # OneCycleLR divides by the number of warm-up steps minus one.
     warmup = optim.warmup_steps if optim.warmup_steps > 1 else 0
     return OneCycleLR(
         optimizer,
@@ -62,7 +75,7 @@ def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) 
 
 
 class Trainee:
-    """A model in training as `skyformer train` trains it, but with its steps in the hands of the caller."""
+    """Trains a model as `skyformer train` does, but the caller provides the batch for each step."""
 
     def __init__(self, config: RunConfig, model: nn.Module | None = None) -> None:
         self.config = config
@@ -72,7 +85,7 @@ class Trainee:
         self._number = 0
 
     def step(self, batch: Batch) -> float:
-        """One update of the weights; the loss before it."""
+        """Update the weights once; returns the loss before the update."""
         torch.manual_seed(step_seed(self.config.seed, self._number))
         loss = cross_entropy(logits_of(self.model.train(), batch), batch.label)
         loss.backward()

@@ -1,4 +1,4 @@
-"""What a run does around Lightning's steps: log, save, evaluate, stop when told, and refuse what is not finite."""
+"""Lightning callbacks of a run: log, save checkpoints, evaluate, stop on a signal, and stop if a loss is not finite."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
+from skyformer.training.building import build_model
 from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model, stored_weights_digest
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
-from skyformer.training.evaluation import score_within_fit
-from skyformer.training.metrics_log import MetricsLog
-from skyformer.training.module import ClassifierModule, build_model
+from skyformer.training.metrics import MetricRow, MetricsFile
+from skyformer.training.module import ClassifierModule, Evaluation, score_during_fit
 from skyformer.training.progress import RunProgress
 from skyformer.training.runs import Run
-from skyformer.training.scores import Evaluation
 from skyformer.training.signals import StopSignals
 
 _STATE_SECONDS = 10.0
+"""Seconds between writes of state.json that only report progress."""
 _SHOWN_IDS = 64
 
 
-def agreed(trainer: pl.Trainer, *flags: bool) -> list[bool]:
-    """Which flags any process has raised; each has to ask at the same time."""
+def true_in_any_process(trainer: pl.Trainer, flag: bool) -> bool:
+    """Whether any process passed True; all processes must call this at the same point."""
     if trainer.world_size == 1:
-        return list(flags)
-    votes = torch.tensor(flags, dtype=torch.int32, device=trainer.strategy.root_device)
-    result: list[bool] = trainer.strategy.reduce(votes, reduce_op="max").bool().tolist()
-    return result
+        return flag
+    vote = torch.tensor(flag, dtype=torch.int32, device=trainer.strategy.root_device)
+    return bool(trainer.strategy.reduce(vote, reduce_op="max"))
 
 
-class StayFinite(Callback):
-    """Ends a run before a loss or gradient that is not finite reaches the weights.
+class StopIfNotFinite(Callback):
+    """Ends a run before a loss or gradient that is not finite changes the weights.
 
-    Both are looked at where all processes meet: a loss that is no number in one of them makes the common gradient one.
+    Lightning's EarlyStopping(check_finite=True) checks logged metrics only, when the weights are changed already.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -52,13 +51,13 @@ class StayFinite(Callback):
         assert isinstance(pl_module, ClassifierModule)
         bad_loss = any(not torch.isfinite(part.loss) for part in pl_module.parts)
         bad = bad_loss or not self._gradients_are_finite(pl_module)
-        if agreed(trainer, bad)[0]:
+        if true_in_any_process(trainer, bad):
             raise DivergedError(self._describe(trainer, pl_module))
 
     @staticmethod
     def _gradients_are_finite(module: ClassifierModule) -> bool:
         if module.config.hardware.precision == "16-mixed":
-            # Its loss scaler leaves such steps out by itself.
+            # The loss scaler of this precision skips such steps.
             return True
         gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
@@ -72,7 +71,7 @@ class StayFinite(Callback):
         newest = self._store.newest()
         return (
             f"{what} at step {trainer.global_step + 1}, on training examples {_listed(ids)}; "
-            f"last checkpoint: {newest or 'none yet'}. Try a lower optim.lr, or another seed"
+            f"last checkpoint: {newest or 'none yet'}. Try a lower optim.lr or another seed"
         )
 
 
@@ -91,7 +90,7 @@ def _listed(ids: list[int]) -> str:
 
 @dataclass
 class Best:
-    """The best evaluation so far, and the sum of its weights in the model's folder."""
+    """The best evaluation so far, and the SHA-256 sum of the weights in the model folder."""
 
     step: int
     evaluation: Evaluation
@@ -99,7 +98,7 @@ class Best:
 
 
 class Clock:
-    """Seconds of a run over all the processes that worked on it, and those of them that it trained."""
+    """Total seconds of a run, including those before it was resumed, and how many of them were spent on training."""
 
     def __init__(self) -> None:
         self.total = self.training = 0.0
@@ -109,7 +108,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def lap(self, *, training: bool) -> float:
-        """Adds the time since the last lap, as training or not; the total."""
+        """Add the time since the last call, as training time or not; returns the total."""
         now = time.perf_counter()
         passed, self._since = now - self._since, now
         self.total += passed
@@ -117,11 +116,11 @@ class Clock:
         return self.total
 
 
-class RunKeeper(Checkpoint):
-    """Keeps the run's folder up to date, step by step.
+class RunRecorder(Checkpoint):
+    """Writes metrics, checkpoints, the best model and the state to the run's folder.
 
-    After a step: a row of metrics, then a checkpoint, then the evaluation. So a checkpoint never knows of its own
-    step's evaluation, and a run that resumes from it does that first. The last evaluation comes after the fit.
+    The order after a step is: metrics, checkpoint, evaluation. A checkpoint therefore never contains the evaluation of
+    its own step; a run that resumes from it starts with that evaluation. The last evaluation follows the fit.
     """
 
     def __init__(
@@ -130,26 +129,26 @@ class RunKeeper(Checkpoint):
         config: RunConfig,
         data: TaskData,
         store: CheckpointStore,
-        metrics: MetricsLog,
-        display: RunProgress,
+        metrics: MetricsFile,
+        progress: RunProgress,
         signals: StopSignals,
     ) -> None:
         self.run, self.config, self.data, self.store = run, config, data, store
-        self.metrics, self.display, self.signals = metrics, display, signals
+        self.metrics, self.progress, self.signals = metrics, progress, signals
         self.best: Best | None = None
         self.clock = Clock()
         self._lr = 0.0
         self._state_written = 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        # Here and not before: a launcher of several processes divides the cores among them.
+        # Not earlier, because Lightning sets the number of threads when it starts several processes.
         if self.config.hardware.threads is not None:
             torch.set_num_threads(self.config.hardware.threads)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.signals.listen()
         if trainer.is_global_zero:
-            self.display.begin(self.run.name, trainer.global_step, self.config.loop.steps)
+            self.progress.begin(self.run.name, trainer.global_step, self.config.loop.steps)
         self.clock.start()
         if self._evaluation_is_due(trainer.global_step):
             self._evaluate(trainer, pl_module)
@@ -158,7 +157,7 @@ class RunKeeper(Checkpoint):
         self.signals.listen()
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
-        self._stop_if_told(trainer)
+        self._stop_if_signalled(trainer)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -175,9 +174,9 @@ class RunKeeper(Checkpoint):
         self._show(trainer, pl_module)
         if step % loop.log_every == 0 or step == loop.steps:
             self._log_training(trainer, pl_module)
-        [stop] = agreed(trainer, self.signals.received is not None)
+        stop = true_in_any_process(trainer, self.signals.received is not None)
         if stop or step % loop.checkpoint_every == 0 or step == loop.steps or self._evaluation_is_due(step):
-            self._save(trainer, pl_module)
+            self._save(trainer)
         if stop:
             raise self.signals.error(f"stopped at step {step} of {loop.steps}")
         if self._evaluation_is_due(step) and step < loop.steps:
@@ -213,9 +212,9 @@ class RunKeeper(Checkpoint):
             self.metrics.truncate(journal["metrics_size"])
 
     def record_evaluation(self, trainer: pl.Trainer, step: int, evaluation: Evaluation) -> None:
-        """Take note of an evaluation on the dev set; if it is the best, its model is the run's."""
+        """Log an evaluation on the dev set; if it is the best so far, its weights become the run's model."""
         seconds = self.clock.lap(training=False)
-        self._log(trainer, step, Split.DEV, evaluation, seconds=seconds)
+        self._log(trainer, step, Split.DEV, evaluation, seconds)
         better = self.best is None or evaluation.accuracy > self.best.evaluation.accuracy
         if better:
             self.best = Best(step, evaluation, self.export(step) if trainer.is_global_zero else "")
@@ -224,13 +223,13 @@ class RunKeeper(Checkpoint):
         self.store.mark(step, evaluation.accuracy)
         self.store.prune(self._best_step)
         self._write_state(step)
-        self.display.note(
+        self.progress.note(
             f"step {step:,}: dev accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss:.4f}"
             + (", the best so far" if better else "")
         )
 
     def export(self, step: int) -> str:
-        """Make the checkpoint of a step the run's model; the sum of its weights."""
+        """Save the weights of a checkpoint as the run's model; returns their SHA-256 sum."""
         export_model(build_model(self.config), self.store.load_weights(step), self.run.model_folder)
         digest = stored_weights_digest(self.run.model_folder)
         assert digest is not None
@@ -246,33 +245,45 @@ class RunKeeper(Checkpoint):
     def _evaluate(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, ClassifierModule)
         self.clock.lap(training=True)
-        self.display.evaluating(Split.DEV)
-        evaluation = score_within_fit(trainer, module, self.data, Split.DEV, lambda: self._stop_if_told(trainer))
+        self.progress.evaluating(Split.DEV)
+        evaluation = score_during_fit(trainer, module, self.data, Split.DEV, lambda: self._stop_if_signalled(trainer))
         self.record_evaluation(trainer, trainer.global_step, evaluation)
 
-    def _stop_if_told(self, trainer: pl.Trainer) -> None:
-        if agreed(trainer, self.signals.received is not None)[0]:
+    def _stop_if_signalled(self, trainer: pl.Trainer) -> None:
+        if true_in_any_process(trainer, self.signals.received is not None):
             raise self.signals.error("stopped while evaluating")
 
     def _show(self, trainer: pl.Trainer, module: ClassifierModule) -> None:
         if trainer.is_global_zero:
             examples = sum(len(part.ids) for part in module.parts)
             loss = sum(float(part.loss) for part in module.parts) / len(module.parts)
-            self.display.advance(trainer.global_step, loss, sum(int(part.correct) for part in module.parts) / examples)
+            self.progress.advance(trainer.global_step, loss, sum(int(part.correct) for part in module.parts) / examples)
 
     def _log_training(self, trainer: pl.Trainer, module: ClassifierModule) -> None:
         seconds = self.clock.lap(training=True)
-        self._log(trainer, trainer.global_step, Split.TRAIN, module.window.take(), lr=self._lr, seconds=seconds)
+        self._log(trainer, trainer.global_step, Split.TRAIN, module.window.take(), seconds, self._lr)
         if trainer.is_global_zero and time.monotonic() - self._state_written > _STATE_SECONDS:
             self._write_state(trainer.global_step)
 
-    def _log(self, trainer: pl.Trainer, step: int, split: Split, evaluation: Evaluation, **more: float) -> None:
-        numbers = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, **more}
+    def _log(
+        self,
+        trainer: pl.Trainer,
+        step: int,
+        split: Split,
+        evaluation: Evaluation,
+        seconds: float,
+        lr: float | None = None,
+    ) -> None:
+        if trainer.is_global_zero:
+            self.metrics.append(MetricRow(step, split.value, evaluation.loss, evaluation.accuracy, lr, seconds))
+        numbers = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, "lr": lr, "seconds": seconds}
         for logger in trainer.loggers:
-            logger.log_metrics({f"{split}/{name}": value for name, value in numbers.items()}, step)
+            logger.log_metrics({f"{split}/{name}": value for name, value in numbers.items() if value is not None}, step)
 
-    def _save(self, trainer: pl.Trainer, module: ClassifierModule) -> None:
+    def _save(self, trainer: pl.Trainer) -> None:
         step = trainer.global_step
+        if trainer.is_global_zero:
+            self.metrics.sync()
         for logger in trainer.loggers:
             logger.save()
         trainer.save_checkpoint(self.store.path(step))

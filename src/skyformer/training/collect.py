@@ -19,8 +19,9 @@ from typing import Any
 
 from skyformer.errors import SkyformerError
 from skyformer.training.config import RunConfig, flatten
+from skyformer.training.metrics import MetricRow
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import MetricRow, Run, RunResult, UnreadableRun, scan_runs
+from skyformer.training.runs import Run, RunResult, UnreadableRun, scan_runs
 
 _NAME = re.compile(r"(?P<task>[a-z]+)-(?P<attention>[a-z0-9_]+)-(?P<preset>[a-z0-9_]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 _OPTIONS = "model.attention_options."

@@ -1,21 +1,22 @@
-"""RunConfig: everything that decides a run, typed, checked, and short enough to read."""
+"""RunConfig: every setting of a run, with types and checks, and its YAML form."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import yaml
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from skyformer.checks import LARGEST_INTEGER
 from skyformer.errors import InputError
 from skyformer.lra.storage import Variant
-from skyformer.lra.tasks import TaskSpec, round_up, task_spec
+from skyformer.lra.tasks import round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.settings import Settings
-from skyformer.training.documents import dump_yaml, parse_yaml
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -26,20 +27,20 @@ _EXCLUDED_FROM_DIGEST: dict[str, bool | set[str]] = {
     "loop": {"workers", "log_every", "checkpoint_every"},
     "hardware": {"accelerator", "threads"},
 }
-"""Settings that change where and how a run is computed, but not what comes out."""
+"""Settings that change where and how a run is computed, but not its result."""
 _LIMITS = ("dev_limit", "test_limit")
 
 
 class TaskConfig(Settings):
-    """Which data."""
+    """The data."""
 
     section: ClassVar[str] = "task"
 
     name: str = Field(description="listops, text, retrieval, pathfinder or image")
-    level: str | None = Field(default=None, description="of Pathfinder: easy, intermediate or hard")
+    level: str | None = Field(default=None, description="Pathfinder only: easy, intermediate or hard")
     data_seed: Seed = Field(default=0, description="the seed that the data was prepared with")
     limit: Count | None = Field(default=None, description="the limit that the data was prepared with")
-    max_length: Count | None = Field(default=None, description="text is cut, an image shrunk to it; ListOps no longer")
+    max_length: Count | None = Field(default=None, description="cut texts, shrink images, limit ListOps to it")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -52,19 +53,19 @@ class TaskConfig(Settings):
         return self
 
     def variant(self) -> Variant:
-        """The version of the task that must be prepared; its options are checked as it is made."""
+        """The version of the task that must be prepared; this checks its options."""
         return Variant.of(
             self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
         )
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """The largest number of tokens of an example."""
         return task_spec(self.name).cut_to(self.max_length).max_length
 
 
 class ModelSettings(Settings):
-    """The model, but for what the task decides; see `skyformer.ModelConfig`."""
+    """The model, except for what the task decides; see `skyformer.ModelConfig`."""
 
     section: ClassVar[str] = "model"
 
@@ -80,12 +81,12 @@ class ModelSettings(Settings):
 
 
 def _as_pair(betas: Any) -> Any:
-    """YAML has lists, and no pairs."""
+    """YAML has lists but no tuples."""
     return tuple(betas) if isinstance(betas, list) else betas
 
 
 class OptimConfig(Settings):
-    """AdamW under a schedule that rises linearly for `warmup_steps` and falls linearly to nothing."""
+    """AdamW; the learning rate rises linearly for `warmup_steps` and then falls linearly to zero."""
 
     section: ClassVar[str] = "optim"
 
@@ -94,30 +95,30 @@ class OptimConfig(Settings):
     betas: Annotated[tuple[Share, Share], BeforeValidator(_as_pair)] = (0.9, 0.999)
     eps: float = Field(default=1e-6, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    clip_value: float | None = Field(default=1.0, gt=0, description="no entry of a gradient is larger; null = any")
+    clip_value: float | None = Field(default=1.0, gt=0, description="gradients are clipped to it; null = not at all")
 
 
 class LoopConfig(Settings):
-    """How long, in what portions, and how often to look."""
+    """Steps, batches, evaluations, checkpoints and logging."""
 
     section: ClassVar[str] = "loop"
 
-    steps: Count = Field(description="updates of the weights")
-    batch_size: Count = Field(description="examples a device and a backward pass")
-    accumulate: Count = Field(default=1, description="backward passes an update")
-    group_by_length: bool = Field(default=True, description="batches of similar lengths, with less padding")
-    pad_to_max: bool = Field(default=False, description="pad every batch to the longest length of the task")
-    eval_every: Count = Field(description="steps between evaluations on the dev set; there is one at the end, too")
-    dev_limit: Count | None = Field(default=None, description="examples an evaluation on the dev set; null = all")
+    steps: Count = Field(description="number of optimizer steps")
+    batch_size: Count = Field(description="examples per device and backward pass")
+    accumulate: Count = Field(default=1, description="backward passes per step")
+    group_by_length: bool = Field(default=True, description="batches of examples of similar length")
+    pad_to_max: bool = Field(default=False, description="pad every batch to the maximum length of the task")
+    eval_every: Count = Field(description="steps between evaluations on the dev set; the last step is always evaluated")
+    dev_limit: Count | None = Field(default=None, description="examples per evaluation on the dev set; null = all")
     test_limit: Count | None = Field(default=None, description="examples of the final test; null = all")
     eval_batch_size: Count | None = Field(default=None, description="null = batch_size")
     checkpoint_every: Count = Field(description="steps between checkpoints")
     log_every: Count = Field(description="steps between rows of metrics.csv")
-    workers: int = Field(default=0, ge=0, le=1024, description="processes that load data; 0 = the training process")
+    workers: int = Field(default=0, ge=0, le=1024, description="data loading processes; 0 = no extra process")
 
 
 class HardwareConfig(Settings):
-    """Where to compute; the names are Lightning's."""
+    """The hardware; names and values are Lightning's."""
 
     section: ClassVar[str] = "hardware"
 
@@ -125,14 +126,14 @@ class HardwareConfig(Settings):
     devices: Literal["auto"] | Count = "auto"
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     precision: Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"] = "32-true"
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="CPU threads of torch")
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="number of CPU threads")
 
 
 class RunConfig(Settings):
     """One run: a preset, a seed, and the settings in full."""
 
     preset: str = Field(pattern=r"^[a-z0-9_]{1,32}$", description="the preset that the settings come from")
-    note: str = Field(default="", max_length=5000, description="how the run departs from the paper; in every result")
+    note: str = Field(default="", max_length=5000, description="how it differs from the paper; part of the result")
     seed: Seed = 0
     task: TaskConfig
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -150,9 +151,9 @@ class RunConfig(Settings):
         self.build_model_config()
         return self
 
-    def build_model_config(self, spec: TaskSpec | None = None) -> ModelConfig:
+    def build_model_config(self) -> ModelConfig:
         """The model's config: these settings and what the task decides."""
-        spec = task_spec(self.task.name) if spec is None else spec
+        spec = task_spec(self.task.name)
         return ModelConfig(
             vocab_size=spec.vocab_size,
             max_length=round_up(min(self.task.longest, spec.max_length)),
@@ -162,19 +163,19 @@ class RunConfig(Settings):
         )
 
     def digest(self) -> str:
-        """Eight hexadecimal digits over everything that decides the result."""
+        """Eight hexadecimal digits of a hash of all settings that decide the result."""
         settings = json.dumps(self.deciding_settings(), sort_keys=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:8]
 
     def deciding_settings(self) -> dict[str, Any]:
         """The settings that decide the result, seed included, as plain data."""
         settings = self.model_dump(mode="json", exclude=_EXCLUDED_FROM_DIGEST)
-        # Left out where they limit nothing: runs older than these two settings stay what they were.
+        # Without a limit these two are left out, so that runs made before they existed keep their digest.
         loop = {name: value for name, value in settings["loop"].items() if name not in _LIMITS or value is not None}
         return {**settings, "loop": loop}
 
     def departures(self, other: RunConfig) -> list[str]:
-        """The settings that decide the result and are not what they are in `other`, as `name=value`."""
+        """The settings that decide the result and differ from those of `other`, as `name=value`."""
         own, others = (flatten(config.deciding_settings()) for config in (self, other))
         names = [name for name in own | others if own.get(name) != others.get(name)]
         return [f"{name}={own.get(name)}" for name in names]
@@ -192,13 +193,58 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads plain data: names must be strings, and aliases are refused (a few can expand to gigabytes)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for name in mapping:
+            if not isinstance(name, str):
+                raise yaml.YAMLError(f"a name must be a string; got {name!r}")
+        return mapping
+
+
+# YAML 1.1 reads 3e-4 as a string because it has no decimal point.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists on one line and everything else in blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+)
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """The data in a YAML text; `what` names the text in errors."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as invalid:
+        place = getattr(invalid, "problem_mark", None)
+        where = f" in line {place.line + 1}" if place else ""
+        raise InputError(f"{what} is not valid YAML{where}: {getattr(invalid, 'problem', invalid)}") from None
+
+
 def to_yaml(config: RunConfig) -> str:
-    """A config as it is kept in a run and printed by `--show-config`."""
-    return dump_yaml(config.model_dump(mode="json"))
+    """A config as YAML, as in a run's `config.yaml` and as `--show-config` prints it."""
+    data = config.model_dump(mode="json")
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=100)
 
 
 def from_yaml(text: str, what: str = "the config") -> RunConfig:
-    """The config that `to_yaml` wrote; `what` names it in errors."""
+    """The config in a text that `to_yaml` wrote; `what` names the text in errors."""
     content = parse_yaml(text, what)
     if not isinstance(content, dict):
         raise InputError(f"{what} must be a mapping with task, model, optim, loop ...; got {type(content).__name__}")

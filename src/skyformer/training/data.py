@@ -1,4 +1,4 @@
-"""The data of a run for Lightning: training batches from the step a run is at, every example of an evaluation once."""
+"""The data of a run: training batches from any step on, and evaluations that count every example once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyformer.training.config import LoopConfig, RunConfig
 
 
 def load_data(config: RunConfig, data_dir: Path | str | None) -> Task:
-    """The data of a run, which must be prepared."""
+    """The prepared data of a run; an error says how to prepare it if it is missing."""
     task = config.task
     return load_task(
         task.name,
@@ -31,10 +31,10 @@ def load_data(config: RunConfig, data_dir: Path | str | None) -> Task:
 
 
 class EvenBatches(Sampler[list[int]]):
-    """A process's share of the evaluation, then stand-ins of one example until all processes have had equally many.
+    """The evaluation batches of one process, followed by padding batches so that all processes have equally many.
 
-    A process that ran out of batches would leave the others waiting where a wrapped model talks to its copies. Only the
-    first `count` batches are to be scored.
+    A process with fewer batches would leave the others waiting in a collective operation. Only the first `count`
+    batches are scored; a padding batch has one example.
     """
 
     def __init__(self, batches: EvaluationBatches, rows: Integers, most: int) -> None:
@@ -53,14 +53,14 @@ class EvenBatches(Sampler[list[int]]):
 
 
 class TaskData(pl.LightningDataModule):
-    """The three sets of a task, in the portions that a run asks for."""
+    """The three splits of a task, in the batches of a run."""
 
     def __init__(self, task: Task, loop: LoopConfig, seed: int) -> None:
         super().__init__()
         self.task, self.loop, self.seed = task, loop, seed
 
     def train_dataloader(self) -> DataLoader[Example]:
-        """Without end, from the step that the trainer is at, be it the first or one restored."""
+        """Endless batches, starting at the trainer's current step, which may be restored from a checkpoint."""
         trainer, loop = self.trainer, self.loop
         assert trainer is not None
         return training_loader(
@@ -79,7 +79,7 @@ class TaskData(pl.LightningDataModule):
     def evaluation(
         self, split: Split, batch_size: int | None = None, rank: int = 0, world_size: int = 1
     ) -> EvenBatches:
-        """Which examples of a split this process evaluates."""
+        """The batches of a split that one process evaluates."""
         size = batch_size or self.loop.eval_batch_size or self.loop.batch_size
         rows = self._rows(split)
         lengths = self.task[split].lengths()[rows]
@@ -87,7 +87,7 @@ class TaskData(pl.LightningDataModule):
         return EvenBatches(batches, rows, most=len(EvaluationBatches(lengths, size, rank=0, world_size=world_size)))
 
     def _rows(self, split: Split) -> Integers:
-        """The examples that count: all, or as many as the run says, classes in proportion and the same in every run."""
+        """All examples, or a limited number: classes in proportion, and the same examples in every run."""
         limit = {Split.DEV: self.loop.dev_limit, Split.TEST: self.loop.test_limit}.get(split)
         examples = self.task[split]
         return np.arange(len(examples)) if limit is None else choose(examples.stored.labels, limit, seed=0)

@@ -1,15 +1,15 @@
-"""train, resume, evaluate: a run from its config to its result, whatever comes between.
+"""train, resume and evaluate: from a config to a result.
 
-A run's life: fit to the last step, one more evaluation on the dev set, the test set once with the best model, and
-`result.json`. Each of these is done again by a run that is resumed, from what its last good checkpoint holds.
+A run is fitted to its last step, evaluated on the dev set once more, tested once with its best model, and then gets its
+`result.json`. A run that was killed at any point resumes from its last intact checkpoint and repeats what came after.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
-import resource
-import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -33,24 +33,33 @@ from skyformer.errors import (
 )
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
+from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
 from skyformer.report.progress import display
-from skyformer.training.callbacks import Best, RunKeeper, StayFinite
+from skyformer.training.building import build_model
+from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore, stored_weights_digest
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData, load_data
-from skyformer.training.evaluation import score
-from skyformer.training.metrics_log import MetricsLog
-from skyformer.training.module import ClassifierModule, build_model, parameter_count
+from skyformer.training.metrics import MetricsFile
+from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
-from skyformer.training.quiet import quiet_lightning
 from skyformer.training.runs import Run, RunResult, create_run, runs_dir_or_default
-from skyformer.training.scores import Evaluation
 from skyformer.training.signals import StopSignals
+
+_LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
+_IGNORED_WARNINGS = (
+    # Loading a batch takes a thousandth of the time of its step; `loop.workers` is there for other cases.
+    ".*does not have many workers.*",
+    # The user chose the device.
+    ".*available but not used.*",
+    # Raised by Lightning's own code, about torch's internals.
+    ".*isinstance\\(treespec, LeafSpec\\).*is deprecated.*",
+)
 
 
 def is_main_process() -> bool:
-    """Whether this process writes and prints, of all that train one run together."""
+    """Whether this is the process that writes and prints, of all processes that train a run together."""
     return not getattr(rank_zero_only, "rank", 0)
 
 
@@ -65,16 +74,22 @@ def train(
     """Train a new run to its end.
 
     Args:
-        config: from `load_preset`. runs_dir: where its folder comes. data_dir: where its data is prepared.
-        progress: show a bar on a terminal, lines elsewhere. callbacks: more of Lightning's, for those who want them.
+        config: the settings, see `load_preset`.
+        runs_dir: folder in which the run's folder is created; SKYFORMER_RUNS or ./runs by default.
+        data_dir: folder of the prepared data; SKYFORMER_DATA or the platform's data folder by default.
+        progress: show a progress bar on a terminal, or lines in a log.
+        callbacks: further Lightning callbacks.
+
+    Returns:
+        The result, which is also in the run's folder, see `open_run(result.run)`.
     """
     task = load_data(config, data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
-    job = _Job(run, config, task, progress and is_main_process(), callbacks)
+    training = _Training(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
     if is_main_process():
         create_run(config, runs_dir)
-    return _carry_out(job)
+    return _run_to_end(training)
 
 
 def resume(
@@ -84,16 +99,16 @@ def resume(
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
-    """Train a run that was stopped to its end, from its last good checkpoint."""
+    """Train an unfinished run to its end, from its last intact checkpoint. Arguments as in `train`."""
     result = run.result
     if result is not None:
         raise InputError(
-            f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; look at it with: "
+            f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; evaluate it with: "
             f"skyformer evaluate {run.folder}"
         )
     task = load_data(run.config, data_dir)
     _check_hardware(run.config)
-    return _carry_out(_Job(run, run.config, task, progress and is_main_process(), callbacks))
+    return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
 
 
 def evaluate(
@@ -110,14 +125,14 @@ def evaluate(
     task = load_data(config, data_dir)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
-    with quiet_lightning():
+    with _quiet_lightning():
         trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
         return score(trainer, module, TaskData(task, loop, config.seed), Split(split), batch_size)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A run and what its training needs."""
+class _Training:
+    """A run and everything that its training needs."""
 
     run: Run
     config: RunConfig
@@ -127,7 +142,7 @@ class _Job:
 
     @property
     def advice(self) -> str:
-        return f"go on with: skyformer train --resume {self.run.folder}"
+        return f"resume with: skyformer train --resume {self.run.folder}"
 
 
 def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:
@@ -143,67 +158,99 @@ def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:
         "use_distributed_sampler": False,
     }
     try:
-        return pl.Trainer(**{**choices, **options})
+        trainer = pl.Trainer(**{**choices, **options})
     except (MisconfigurationException, ValueError, RuntimeError) as refused:
         chosen = ", ".join(f"hardware.{name}={value}" for name, value in hardware if value is not None)
         reason = " ".join(str(refused).split())
         raise InputError(f"these settings cannot be used on this machine: {chosen}. Lightning says: {reason}") from None
+    if trainer.strategy.root_device.type == "cpu":
+        _check_half_precision(hardware.precision)
+    return trainer
+
+
+def _check_half_precision(precision: str) -> None:
+    """Refuse a precision whose first matrix product would kill the process."""
+    dtype = {"bf16": "bfloat16", "16": "float16"}.get(precision.partition("-")[0])
+    if dtype is not None and half_precision_crashes(dtype):
+        raise InputError(
+            f"hardware.precision={precision} would crash here: the processor reports AMX instructions, but this "
+            f"environment does not permit them. Set the environment variable {ISA_VARIABLE}={ISA_WITHOUT_AMX} and run "
+            "the command again, or use --precision 32-true"
+        )
 
 
 def _check_hardware(config: RunConfig) -> None:
-    """Before a run's folder is made for nothing."""
-    with quiet_lightning():
+    """Report settings that this machine does not support before a folder is created."""
+    with _quiet_lightning():
         _trainer(config, logger=False, enable_checkpointing=False)
 
 
-def _carry_out(job: _Job) -> RunResult:
-    """The run to its end, with its state told truly whatever that end is."""
-    run, main = job.run, is_main_process()
+def _run_to_end(training: _Training) -> RunResult:
+    """Train to the end, and write to the run's state how it ended, also on errors."""
+    run, main = training.run, is_main_process()
     with (
         run.lock() if main else nullcontext(),
-        quiet_lightning(),
+        _quiet_lightning(),
         _threads_restored(),
-        StopSignals(job.advice) as signals,
-        display(quiet=not job.show_progress) as progress,
+        StopSignals(training.advice) as signals,
+        display(quiet=not training.show_progress) as progress,
     ):
         try:
             if main:
-                _write_beginning(run)
-            return _fit_and_test(job, signals, RunProgress(progress))
+                _write_start(run)
+            return _fit_and_test(training, signals, RunProgress(progress))
         except BaseException as error:
-            failure = _as_error(error, job)
+            failure = _as_error(error, training)
             if main:
                 _write_end(run, failure)
             elif isinstance(failure, InterruptedRunError | TrainingError):
-                # All processes end here together, and the first one tells. An exit code would have Lightning kill it.
+                # All processes end here together, and the main process reports the error. With another exit code than
+                # zero, Lightning would kill the main process first.
                 raise SystemExit(0) from failure
             if failure is error:
                 raise
             raise failure from error
 
 
-def _as_error(error: BaseException, job: _Job) -> BaseException:
-    """A full or failing disk as one line; everything else as it is."""
+def _as_error(error: BaseException, training: _Training) -> BaseException:
+    """Turn a full or failing disk into a one-line error; return every other error unchanged."""
     if not isinstance(error, OSError) or isinstance(error, SkyformerError):
         return error
-    newest = CheckpointStore(job.run.checkpoints, "").newest()
+    newest = CheckpointStore(training.run.checkpoints, "").newest()
     reason = error.strerror or str(error)
     return TrainingError(
-        f"{job.run.folder} cannot be written to: {reason}; the last checkpoint is {newest or 'none yet'}. "
-        f"When there is room again, {job.advice}"
+        f"cannot write to {training.run.folder}: {reason}; last checkpoint: {newest or 'none yet'}. "
+        f"When there is space again, {training.advice}"
     )
 
 
-def _write_beginning(run: Run) -> None:
+def _write_start(run: Run) -> None:
     run.write_state(run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None))
 
 
 def _write_end(run: Run, error: BaseException) -> None:
-    told = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+    interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
     reason = " ".join(str(error).split()) or type(error).__name__
-    # On a full disk even this may fail; a state that says running without a process is read as interrupted.
+    # On a full disk this may fail too; a running state without a process is then reported as interrupted.
     with suppress(OSError):
-        run.write_state(run.stored_state().replace(state="interrupted" if told else "failed", reason=reason))
+        run.write_state(run.stored_state().replace(state="interrupted" if interrupted else "failed", reason=reason))
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Suppress Lightning's announcements, and its advice on what the config decides; other warnings are shown."""
+    loggers = [logging.getLogger(name) for name in _LIGHTNING_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in _IGNORED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 @contextmanager
@@ -215,15 +262,15 @@ def _threads_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fit_and_test(job: _Job, signals: StopSignals, progress: RunProgress) -> RunResult:
-    run, config = job.run, job.config
+def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgress) -> RunResult:
+    run, config = training.run, training.config
     store = CheckpointStore(run.checkpoints, config.digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
-    data = TaskData(job.task, config.loop, config.seed)
-    metrics = MetricsLog(run.metrics_file)
-    keeper = RunKeeper(run, config, data, store, metrics, progress, signals)
+    data = TaskData(training.task, config.loop, config.seed)
+    metrics = MetricsFile(run.metrics_file)
+    recorder = RunRecorder(run, config, data, store, metrics, progress, signals)
     if is_main_process():
-        _clear_the_way(store, metrics, keeper, found)
+        _remove_later_files(store, metrics, recorder, found)
     module = ClassifierModule(config, build_model(config))
     trainer = _trainer(
         config,
@@ -233,55 +280,59 @@ def _fit_and_test(job: _Job, signals: StopSignals, progress: RunProgress) -> Run
         gradient_clip_val=config.optim.clip_value,
         gradient_clip_algorithm="value",
         num_sanity_val_steps=0,
-        logger=[metrics, _tensorboard(run, found)],
-        callbacks=[StayFinite(store), keeper, *job.callbacks],
+        logger=_tensorboard(run, found),
+        callbacks=[StopIfNotFinite(store), recorder, *training.callbacks],
         plugins=[store],
         default_root_dir=run.folder,
     )
     trainer.fit(module, datamodule=data, ckpt_path=store.path(found.step) if found else None)
-    return _finish(job, trainer, module, data, keeper)
+    return _finish(training, trainer, module, data, recorder)
 
 
 def _tensorboard(run: Run, found: CheckpointRecord | None) -> TensorBoardLogger:
-    """Events after the checkpoint come again, and are hidden until then."""
+    """The TensorBoard logger; it hides old events after the checkpoint, because they are computed again."""
     return TensorBoardLogger(
         run.folder, name=run.tensorboard.name, version="", purge_step=found.step + 1 if found else 0
     )
 
 
-def _clear_the_way(
-    store: CheckpointStore, metrics: MetricsLog, keeper: RunKeeper, found: CheckpointRecord | None
+def _remove_later_files(
+    store: CheckpointStore, metrics: MetricsFile, recorder: RunRecorder, found: CheckpointRecord | None
 ) -> None:
-    """Nothing is left of what the run did after the checkpoint it resumes from."""
+    """Remove everything that the run wrote after the checkpoint from which it resumes."""
     store.sweep(found.step if found else None)
     if found is None:
         metrics.truncate(0)
-    elif found.best_step is not None and found.best_weights != stored_weights_digest(keeper.run.model_folder):
-        keeper.export(found.best_step)
+    elif found.best_step is not None and found.best_weights != stored_weights_digest(recorder.run.model_folder):
+        recorder.export(found.best_step)
 
 
-def _finish(job: _Job, trainer: pl.Trainer, module: ClassifierModule, data: TaskData, keeper: RunKeeper) -> RunResult:
-    keeper.display.evaluating(Split.DEV)
-    keeper.record_evaluation(trainer, job.config.loop.steps, score(trainer, module, data, Split.DEV))
-    # The other processes read the model that the first one writes.
+def _finish(
+    training: _Training, trainer: pl.Trainer, module: ClassifierModule, data: TaskData, recorder: RunRecorder
+) -> RunResult:
+    run = training.run
+    recorder.progress.evaluating(Split.DEV)
+    recorder.record_evaluation(trainer, training.config.loop.steps, score(trainer, module, data, Split.DEV))
+    # The other processes read the model that the main process writes.
     trainer.strategy.barrier("best model")
-    module.model.load_state_dict(load_best_model(job.run).state_dict())
-    keeper.display.evaluating(Split.TEST)
+    module.model.load_state_dict(load_best_model(run).state_dict())
+    recorder.progress.evaluating(Split.TEST)
     test = score(trainer, module, data, Split.TEST)
-    keeper.clock.lap(training=False)
-    assert keeper.best is not None
-    result = _result(job, keeper, keeper.best, test, parameter_count(module.model))
+    recorder.clock.lap(training=False)
+    assert recorder.best is not None
+    parameters = sum(parameter.numel() for parameter in module.model.parameters())
+    result = _result(training, recorder, recorder.best, test, parameters)
     if trainer.is_global_zero:
-        # The result makes a run a finished one; the state only repeats it.
-        job.run.write_result(result)
-        job.run.write_state(job.run.stored_state().replace(state="finished", step=result.steps, seconds=result.seconds))
+        # The result file is what marks a run as finished; the state only repeats it.
+        run.write_result(result)
+        run.write_state(run.stored_state().replace(state="finished", step=result.steps, seconds=result.seconds))
     return result
 
 
-def _result(job: _Job, keeper: RunKeeper, best: Best, test: Evaluation, parameters: int) -> RunResult:
-    config = job.config
+def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evaluation, parameters: int) -> RunResult:
+    config = training.config
     return RunResult(
-        run=job.run.name,
+        run=training.run.name,
         preset=config.preset,
         note=config.note,
         task=config.task.name,
@@ -295,19 +346,18 @@ def _result(job: _Job, keeper: RunKeeper, best: Best, test: Evaluation, paramete
         test_accuracy=test.accuracy,
         test_loss=test.loss,
         test_examples=test.examples,
-        steps_per_second=config.loop.steps / keeper.clock.training,
-        seconds=keeper.clock.total,
+        steps_per_second=config.loop.steps / recorder.clock.training,
+        seconds=recorder.clock.total,
         peak_memory_bytes=_peak_memory(),
         parameters=parameters,
         config_digest=config.digest(),
-        environment_digest=job.run.environment.digest(),
+        environment_digest=training.run.environment.digest(),
         finished=now(),
     )
 
 
-def _peak_memory() -> int:
-    """The most that this process has held: on the GPU if it uses one, in main memory otherwise."""
+def _peak_memory() -> int | None:
+    """Peak bytes of GPU memory if a GPU is used, else of main memory; None on Windows, which does not report it."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kibibytes if sys.platform == "darwin" else 1024 * kibibytes
+    return None if os.name == "nt" else peak_bytes()

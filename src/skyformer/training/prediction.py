@@ -1,4 +1,4 @@
-"""What a trained run says of new input: a text, an expression, two papers, or a picture."""
+"""Predictions of a trained run for new inputs: texts, ListOps expressions, pairs of texts, and images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from skyformer.errors import DataError, InputError
 from skyformer.lra import listops
-from skyformer.lra.batching import Batch, collate
+from skyformer.lra.batching import collate
 from skyformer.lra.dataset import Example, fit
 from skyformer.lra.examples import Symbols
 from skyformer.lra.image import grey
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec, task_spec
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.training.building import classifier_class, logits_of
 from skyformer.training.runs import Run
 
 Input = str | bytes | Path
@@ -27,7 +28,7 @@ Input = str | bytes | Path
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest label, its name, and the probability of every label."""
+    """The most likely label, its name, and the probabilities of all labels."""
 
     label: int
     name: str
@@ -35,12 +36,13 @@ class Prediction:
 
 
 def predict(run: Run, *inputs: Input, cut: bool = False) -> Prediction:
-    """What the best model of a run says of one example.
+    """Classify one example with the best model of a run.
 
     Args:
-        run: a trained run. inputs: a text (str or bytes), a ListOps expression, the path (or bytes) of a 32x32
-            picture; two texts for retrieval.
-        cut: shorten a text that is too long, as the training data was, instead of refusing it.
+        run: a trained run.
+        inputs: a text (str or bytes), a ListOps expression, or the path (or bytes) of a 32 x 32 image; two texts for
+            retrieval. A `Path` is read as a file.
+        cut: cut a text that is too long, as the training data was cut, instead of raising an error.
     """
     return Predictor(run)(*inputs, cut=cut)
 
@@ -54,16 +56,16 @@ class Predictor:
         self.model = load_best_model(run)
 
     @property
-    def inputs_an_example(self) -> int:
+    def inputs_per_example(self) -> int:
         return 2 if self.spec.paired else 1
 
     def __call__(self, *inputs: Input, cut: bool = False) -> Prediction:
-        if len(inputs) != self.inputs_an_example:
-            raise InputError(f"{self.spec.name} needs {self.inputs_an_example} inputs an example; got {len(inputs)}")
+        if len(inputs) != self.inputs_per_example:
+            raise InputError(f"{self.spec.name} needs {self.inputs_per_example} inputs per example; got {len(inputs)}")
         tokens = [self._tokens(given, cut) for given in inputs]
         batch = collate([Example(tokens[0], 0, 0, *tokens[1:])])
         with torch.inference_mode():
-            probabilities = torch.softmax(_logits(self.model, batch).double(), -1)[0]
+            probabilities = torch.softmax(logits_of(self.model, batch).double(), -1)[0]
         label = int(probabilities.argmax())
         return Prediction(label, self.spec.label_names[label], tuple(probabilities.tolist()))
 
@@ -80,8 +82,7 @@ class Predictor:
             raise InputError(f"the input is empty; {self.spec.name} needs 1 to {self.longest:,} {unit}")
         if length > self.longest:
             raise InputError(
-                f"the input has {length:,} {unit}, longer than the {self.longest:,} that this model reads; "
-                f"shorten it{advice}"
+                f"the input has {length:,} {unit}, and this model reads at most {self.longest:,}; shorten it{advice}"
             )
 
     @property
@@ -90,36 +91,28 @@ class Predictor:
 
 
 def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
-    """The best model of a run, which must be the one that its config describes."""
+    """The best model of a run; a `DataError` if it does not match the run's config."""
     if not run.model_folder.is_dir():
         raise InputError(f"{run.folder} has no model yet: {_why_not_yet(run)}")
-    spec = task_spec(run.config.task.name)
-    model = (PairClassifier if spec.paired else SequenceClassifier).from_pretrained(run.model_folder)
-    expected = run.config.build_model_config(spec)
+    model = classifier_class(task_spec(run.config.task.name)).from_pretrained(run.model_folder)
+    expected = run.config.build_model_config()
     if model.config != expected:
         names = [name for name, value in expected if getattr(model.config, name) != value]
-        raise DataError(f"{run.model_folder} is not the model of this run: {', '.join(names)} differ from its config")
+        raise DataError(f"{run.model_folder} is not the model of this run: {', '.join(names)} do not match its config")
     return model
 
 
 def _why_not_yet(run: Run) -> str:
     state, loop = run.state, run.config.loop
-    advice = "" if state.state == "running" else f"; go on with: skyformer train --resume {run.folder}"
+    advice = "" if state.state == "running" else f"; resume it with: skyformer train --resume {run.folder}"
     first = min(loop.eval_every, loop.steps)
     return f"it is {state.state} at step {state.step}, and its first evaluation is at step {first}{advice}"
-
-
-def _logits(model: SequenceClassifier | PairClassifier, batch: Batch) -> Tensor:
-    if isinstance(model, PairClassifier):
-        assert batch.second is not None
-        return model(batch.tokens, batch.second, batch.mask, batch.second_mask)
-    return model(batch.tokens, batch.mask)
 
 
 def _reader(spec: TaskSpec) -> Callable[[Input], Symbols]:
     if spec.image_side is not None:
         side = spec.image_side
-        return lambda given: _read_picture(given, side)
+        return lambda given: _read_image(given, side)
     return _read_expression if spec.name == "listops" else _read_text
 
 
@@ -149,17 +142,17 @@ def _content(given: Input) -> bytes:
         raise DataError(f"{given} cannot be read: {failed.strerror}") from failed
 
 
-def _read_picture(given: Input, side: int) -> Symbols:
-    name = "the picture" if isinstance(given, bytes) else str(given)
+def _read_image(given: Input, side: int) -> Symbols:
+    name = "the image" if isinstance(given, bytes) else str(given)
     try:
-        with Image.open(BytesIO(given) if isinstance(given, bytes) else given) as picture:
-            # The header tells the size: nothing larger is ever decoded.
-            if picture.size != (side, side):
-                width, height = picture.size
+        with Image.open(BytesIO(given) if isinstance(given, bytes) else given) as image:
+            # The header contains the size: a larger image is never decoded.
+            if image.size != (side, side):
+                width, height = image.size
                 raise InputError(f"{name} must be {side} x {side} pixels; got {width} x {height}: resize it first")
-            if picture.mode == "L":
-                return np.asarray(picture, np.uint8).reshape(-1)
-            planes = np.asarray(picture.convert("RGB"), np.uint8).reshape(1, side * side, 3)
+            if image.mode == "L":
+                return np.asarray(image, np.uint8).reshape(-1)
+            planes = np.asarray(image.convert("RGB"), np.uint8).reshape(1, side * side, 3)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as failed:
-        raise DataError(f"{name} cannot be read as a picture: {failed}") from failed
+        raise DataError(f"{name} cannot be read as an image: {failed}") from failed
     return grey(planes.transpose(0, 2, 1))[0]

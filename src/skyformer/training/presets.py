@@ -1,14 +1,14 @@
-"""Presets: a task's settings by name, from the YAML files beside this module, with changes from the command line.
+"""Presets: named settings for each task, read from the YAML files in presets/, and changes to them.
 
 A file has a `note`, settings `common` to all its tasks, and what each of its `tasks` adds; `base` names another preset
-whose settings it starts from. Two names stand for settings of the attention that is chosen: `model.features`, the
-size of an approximation, and `model.options_of`, options of one attention alone. Both end up in
-`model.attention_options`.
+whose settings it starts from. Two names stand for options of the chosen attention: `model.features`, the size of its
+approximation, and `model.options_of`, options of one attention only. Both end up in `model.attention_options`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,16 +18,13 @@ from skyformer.attention import attention_class
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.settings import setting_names, unknown_setting
-from skyformer.training.config import RunConfig, flatten, to_yaml
-from skyformer.training.documents import parse_yaml
-
-__all__ = ["DEFAULT_PRESET", "differing", "list_presets", "load_preset", "parse_overrides", "to_yaml"]
+from skyformer.training.config import RunConfig, flatten, parse_yaml
 
 DEFAULT_PRESET = "paper"
 FEATURES = "model.features"
 OPTIONS = "model.attention_options"
 SETTABLE = (FEATURES, *(name for name in setting_names(RunConfig) if name not in ("preset", "note", "task.name")))
-"""What `--set` takes; the others belong to the preset and the task."""
+"""Names that `--set` accepts; the preset and the task decide the others."""
 
 Tree = dict[str, Any]
 
@@ -35,7 +32,7 @@ _REFORMER_HASHES = 2
 
 
 def feature_options(attention: str, features: int) -> Tree:
-    """Which options of an attention make it visit about `features` entries a row of the attention matrix."""
+    """The options with which an attention uses about `features` entries per row of the attention matrix."""
     table: dict[str, Tree] = {
         "softmax": {},
         "kernelized": {},
@@ -44,9 +41,9 @@ def feature_options(attention: str, features: int) -> Tree:
         "linformer": {"num_features": features},
         "informer": {"num_features": features},
         "performer": {"num_features": features},
-        # In each round a query sees two chunks.
+        # In each hashing round a query attends to two chunks.
         "reformer": {"num_hashes": _REFORMER_HASHES, "chunk_size": max(1, features // (2 * _REFORMER_HASHES))},
-        # The paper leaves BigBird out of this rule: it sees blocks of 64, eight a query.
+        # The paper makes an exception for BigBird: eight blocks of 64 per query.
         "bigbird": {},
     }
     attention_class(attention)
@@ -54,7 +51,7 @@ def feature_options(attention: str, features: int) -> Tree:
 
 
 def list_presets(task: str | None = None) -> list[str]:
-    """The names of all presets, the paper's first; of those that have a task, if one is given."""
+    """The names of all presets, or of those that have `task`; the paper's comes first."""
     names = [name for name in _preset_names() if task is None or task in _tasks_of(name)]
     return sorted(names, key=lambda name: (name != DEFAULT_PRESET, name))
 
@@ -71,10 +68,16 @@ def load_preset(
     """The config of a task under a preset.
 
     Args:
-        task: a task of Long Range Arena. preset: a name from `list_presets()`.
-        attention: another attention than the preset's.
-        overrides: settings as `"optim.lr=3e-4"`, with values in YAML.
-        steps: loop.steps. seed: of everything random in the run.
+        task: a task of Long Range Arena.
+        preset: a name from `list_presets()`.
+        attention: replaces the preset's attention.
+        overrides: changed settings such as `"optim.lr=3e-4"`, with values in YAML.
+        steps: replaces `loop.steps`.
+        seed: seed for weights, batches and dropout.
+
+    >>> config = load_preset("listops", "cpu", attention="performer", overrides=["optim.lr=3e-4"], seed=1)
+    >>> config.model.attention, config.optim.lr, config.seed
+    ('performer', 0.0003, 1)
     """
     tree = _settings_of(task, preset)
     given = {"model.attention": attention, "loop.steps": steps, "seed": seed}
@@ -84,7 +87,7 @@ def load_preset(
 
 
 def parse_overrides(overrides: Sequence[str]) -> Tree:
-    """Values by the names of their settings; a name that is not known says which one may be meant."""
+    """Settings and values in a list of `NAME=VALUE`; an error for an unknown name suggests a known one."""
     values: Tree = {}
     for override in overrides:
         name, equals, text = override.partition("=")
@@ -98,7 +101,7 @@ def parse_overrides(overrides: Sequence[str]) -> Tree:
 
 
 def differing(config: RunConfig, given: Mapping[str, Any]) -> list[str]:
-    """Which of the given settings are not those of `config`, each with both values."""
+    """The given settings whose values differ from those of `config`, each with both values."""
     options = dict(given)
     if FEATURES in options:
         features = feature_options(config.model.attention, _checked_features(options.pop(FEATURES)))
@@ -113,7 +116,7 @@ def differing(config: RunConfig, given: Mapping[str, Any]) -> list[str]:
 
 
 def _with_note(config: RunConfig, tree: Tree) -> RunConfig:
-    """The config, with a note of what is not as the preset says; the seed and the attention are there to be chosen."""
+    """The config, with a note of the settings that differ from the preset; seed and attention do not count."""
     plain = _put_all(tree, {"seed": config.seed, "model.attention": config.model.attention})
     departures = config.departures(RunConfig(**_resolve_features(plain)))
     if not departures:
@@ -123,7 +126,7 @@ def _with_note(config: RunConfig, tree: Tree) -> RunConfig:
 
 
 def _put_all(tree: Tree, values: Mapping[str, Any]) -> Tree:
-    changed = _copy(tree)
+    changed = deepcopy(tree)
     for name, value in values.items():
         _put(changed, name, value)
     return changed
@@ -140,25 +143,25 @@ def _put(tree: Tree, name: str, value: Any) -> None:
 
 
 def _resolve_features(tree: Tree) -> Tree:
-    """The settings with `features` and `options_of` turned into options of the attention that was chosen."""
+    """The settings, with `features` and `options_of` replaced by options of the chosen attention."""
     model = dict(tree.get("model", {}))
     attention = model.get("attention", "skyformer")
     features, options_of = model.pop("features", None), model.pop("options_of", {})
     options = {} if features is None else feature_options(attention, _checked_features(features))
     own = model.get("attention_options", {})
-    # What is no mapping is left for the config to refuse.
+    # If it is not a mapping, RunConfig reports the error.
     model["attention_options"] = options | options_of.get(attention, {}) | own if isinstance(own, dict) else own
     return {**tree, "model": model}
 
 
 def _checked_features(features: object) -> int:
     if isinstance(features, bool) or not isinstance(features, int) or features < 1:
-        raise InputError(f"{FEATURES} must be a whole number of at least 1; got {features!r}")
+        raise InputError(f"{FEATURES} must be an integer of at least 1; got {features!r}")
     return features
 
 
 def _settings_of(task: str, preset: str) -> Tree:
-    """A preset's settings for a task, with the task's and the preset's own name in them."""
+    """A preset's settings for a task, including the names of both."""
     task_spec(task)
     if preset not in _preset_names():
         raise UnknownNameError("preset", preset, list_presets())
@@ -185,10 +188,6 @@ def _merge(below: Tree, above: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def _copy(tree: Mapping[str, Any]) -> Tree:
-    return {name: _copy(value) if isinstance(value, dict) else value for name, value in tree.items()}
-
-
 def _tasks_of(preset: str) -> list[str]:
     return [task for task in TASKS if task in _read(preset)["tasks"]]
 
@@ -205,5 +204,5 @@ def _preset_names() -> list[str]:
 
 
 def _folder() -> Traversable:
-    # Not a package of its own: it holds data alone, and its name is this module's.
+    # The folder is not a package of its own, because this module has its name.
     return files("skyformer.training") / "presets"

@@ -1,21 +1,20 @@
 """A run on disk: a folder with its config, environment, state, metrics, checkpoints, model and result.
 
-    config.yaml         the RunConfig, written once
+    config.yaml         the RunConfig
     environment.json    versions, machine, command
-    state.json          how far it is
-    metrics.csv         one row a log point
-    tensorboard/        the same as events
-    checkpoints/        what it resumes from
+    state.json          state and progress
+    metrics.csv         one row per logged step and split
+    tensorboard/        the same numbers as TensorBoard events
+    checkpoints/        what the run resumes from
     model/              the best model, for `from_pretrained`
     result.json         written last: a run that has it is finished
 
-The folder appears in one step, complete with config, environment and state. While a process trains the run it holds
-a lock, which is free again the moment the process is gone, however that happened.
+The folder is created in one step, with config, environment and state. The process that trains a run holds its lock,
+which the system releases when that process ends, for any reason.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
 import os
 import platform
@@ -26,37 +25,28 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from skyformer.environment import Environment, describe_environment, now
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import dump_json, read_document, read_json, write_atomic
+from skyformer.settings import Record, check_format, read_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
+from skyformer.training.metrics import MetricRow, MetricsFile
 
-FORMAT = 1
 RUNS_VARIABLE = "SKYFORMER_RUNS"
 CONFIG_FILE, ENVIRONMENT_FILE, STATE_FILE = "config.yaml", "environment.json", "state.json"
 METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
-# Whoever only asks whether the lock is free holds it for a moment.
-_LOCK_PATIENCE_SECONDS = 2.0
+# A process that only checks whether the lock is free holds it for a moment.
+_LOCK_TIMEOUT_SECONDS = 2.0
 
 StateName = Literal["running", "interrupted", "failed", "finished", "damaged"]
-AnyRecord = TypeVar("AnyRecord")
 
 
-class _Record(BaseModel):
-    """A JSON file of a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    format: int = FORMAT
-
-
-class RunState(_Record):
-    """How far a run is; `damaged` is never written, but stands for a state that cannot be read."""
+class RunState(Record):
+    """State and progress of a run; `damaged` is never written, it means that the state cannot be read."""
 
     state: StateName
     steps: int
@@ -94,8 +84,8 @@ class RunState(_Record):
         return type(self)(**{**self.model_dump(), "updated": now(), **changes})
 
 
-class RunResult(_Record):
-    """What a finished run came to; `note` says how its preset departs from the paper."""
+class RunResult(Record):
+    """The result of a finished run; `note` says how its settings differ from the paper's."""
 
     run: str
     preset: str
@@ -120,20 +110,8 @@ class RunResult(_Record):
     finished: str
 
 
-@dataclass(frozen=True)
-class MetricRow:
-    """One row of metrics.csv; `split` is train or dev, and only training has a learning rate."""
-
-    step: int
-    split: str
-    loss: float
-    accuracy: float
-    lr: float | None
-    seconds: float
-
-
 class Run:
-    """A run's folder; nothing is read before it is asked for."""
+    """A run's folder; files are read when their content is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -171,18 +149,18 @@ class Run:
 
     @property
     def environment(self) -> Environment:
-        """Where the run was first started."""
-        return _read_record(self.folder / ENVIRONMENT_FILE, Environment)
+        """The environment in which the run was first started."""
+        return read_record(self.folder / ENVIRONMENT_FILE, Environment)
 
     @property
     def result(self) -> RunResult | None:
-        """What came out, or nothing while the run is not finished."""
+        """The result; None if the run is not finished."""
         file = self.folder / RESULT_FILE
-        return _read_record(file, RunResult) if file.exists() else None
+        return read_record(file, RunResult) if file.exists() else None
 
     @property
     def state(self) -> RunState:
-        """How far the run is, whatever happened to it; a state that cannot be read is `damaged` and says why."""
+        """The true state, also after the process was killed; if it cannot be read, it is `damaged` with a reason."""
         try:
             result = self.result
             if result is not None:
@@ -191,7 +169,7 @@ class Run:
         except DataError as damaged:
             return RunState(state="damaged", steps=0, reason=str(damaged))
         if state.state == "running" and not self._is_alive(state):
-            return state.replace(state="interrupted", updated=state.updated, reason="its process is gone")
+            return state.replace(state="interrupted", updated=state.updated, reason="its process has ended")
         return state
 
     @property
@@ -199,44 +177,40 @@ class Run:
         return self.result is not None
 
     def stored_state(self) -> RunState:
-        """What state.json says, be it true or not."""
-        return _read_record(self.folder / STATE_FILE, RunState)
+        """The content of state.json, which is out of date if the process was killed."""
+        return read_record(self.folder / STATE_FILE, RunState)
 
     def write_state(self, state: RunState) -> None:
         write_atomic(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
 
     def write_result(self, result: RunResult) -> None:
-        """Makes the run a finished one."""
+        """Write the result, which marks the run as finished."""
         write_atomic(self.folder / RESULT_FILE, dump_json(result.model_dump(mode="json")))
 
     def metrics(self) -> list[MetricRow]:
-        """The rows of metrics.csv; the last one may be torn, and is then left out."""
-        if not self.metrics_file.exists():
-            return []
-        with self.metrics_file.open(newline="") as file:
-            rows = [_metric_row(row) for row in csv.DictReader(file)]
-        return [row for row in rows if row is not None]
+        """The rows of metrics.csv."""
+        return MetricsFile(self.metrics_file).rows()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process trains the run, so that no second one does."""
+        """Hold the run's lock, so that no other process trains it."""
         lock = FileLock(self.folder / LOCK_FILE)
         try:
-            lock.acquire(timeout=_LOCK_PATIENCE_SECONDS)
+            lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS)
         except Timeout:
-            raise InputError(f"{self.folder} is being trained by another process{self._whom()}") from None
+            raise InputError(f"{self.folder} is being trained by another process{self._owner()}") from None
         try:
             yield
         finally:
             lock.release()
 
-    def _whom(self) -> str:
+    def _owner(self) -> str:
         state = self.state
         return f": {state.pid} on {state.host}" if state.pid is not None else ""
 
     def _is_alive(self, state: RunState) -> bool:
         if state.host != platform.node():
-            # Neither the process nor, on every file system, its lock can be seen from here.
+            # Processes of other machines cannot be seen, and not every file system shares locks between machines.
             return True
         return state.pid is not None and _process_exists(state.pid) and not self._lock_is_free()
 
@@ -247,22 +221,20 @@ class Run:
         lock = FileLock(file)
         try:
             lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        except OSError:
-            # It cannot be opened for writing, so it cannot be asked.
+        except (Timeout, OSError):
+            # A lock file that cannot be opened for writing says nothing: the process decides.
             return False
         lock.release()
         return True
 
 
 def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
-    """The folder given, or that of the environment, or ./runs."""
+    """The given folder, or else SKYFORMER_RUNS, or else ./runs."""
     return Path(runs_dir or os.environ.get(RUNS_VARIABLE) or "runs").expanduser()
 
 
 def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
-    """A new run's folder; a run of this config that is there already is never touched."""
+    """Create the folder of a new run; an existing run of this config is an error and is not changed."""
     run = check_free(config, runs_dir)
     root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
@@ -283,13 +255,13 @@ def _move(draft: Path, run: Run) -> None:
     try:
         draft.rename(run.folder)
     except OSError:
-        # Another process may have made it meanwhile.
+        # Another process may have created it in the meantime.
         _check_free(run)
         raise
 
 
 def check_free(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
-    """The run that `config` would be, if there is none yet; if there is one, an error says what to do."""
+    """The run that `config` would create; if it exists already, an error says what to do."""
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     _check_free(run)
     return run
@@ -299,15 +271,15 @@ def _check_free(run: Run) -> None:
     if not run.folder.exists():
         return
     if not (run.folder / CONFIG_FILE).exists():
-        raise DataError(f"{run.folder} is in the way and is not a run: it has no {CONFIG_FILE}; move it elsewhere")
+        raise DataError(f"{run.folder} exists but is not a run: it has no {CONFIG_FILE}; move it elsewhere")
     result = run.result
     if result is not None:
         raise InputError(
             f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; train with another "
-            f"--seed or --runs-dir, or look at it with: skyformer evaluate {run.folder}"
+            f"--seed or --runs-dir, or evaluate it with: skyformer evaluate {run.folder}"
         )
     raise InputError(
-        f"{run.folder} is there already, {_progress(run.state)}; go on with: skyformer train --resume {run.folder}"
+        f"{run.folder} exists already, {_progress(run.state)}; resume it with: skyformer train --resume {run.folder}"
     )
 
 
@@ -316,20 +288,19 @@ def _progress(state: RunState) -> str:
 
 
 def open_run(path_or_name: Path | str, runs_dir: Path | str | None = None) -> Run:
-    """The run in a folder, or of a name in `runs_dir`; checked to be a run that this version can read."""
+    """The run with this folder, or with this name in `runs_dir`; an error if this version cannot read it."""
     root = runs_dir_or_default(runs_dir)
     given, named = Path(path_or_name).expanduser(), root / str(path_or_name)
-    # A name that also happens to be a folder here is meant as a name.
+    # A run's name comes before a folder of the same name in the current directory.
     folder = named if (named / CONFIG_FILE).exists() or not given.exists() else given
     if not folder.exists():
-        raise InputError(
-            f"there is no run {str(path_or_name)!r}, neither here nor in {root}.{_hint(str(path_or_name), root)}"
-        )
+        name = str(path_or_name)
+        raise InputError(f"there is no run {name!r}, neither in the current folder nor in {root}.{_hint(name, root)}")
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file; a run is a folder that `skyformer train` made")
+        raise DataError(f"{folder} is a file; a run is a folder that `skyformer train` created")
     if not (folder / CONFIG_FILE).is_file():
         raise DataError(
-            f"{folder} is not a run: it has no {CONFIG_FILE}; expected a folder that `skyformer train` made"
+            f"{folder} is not a run: it has no {CONFIG_FILE}; expected a folder that `skyformer train` created"
         )
     run = Run(folder)
     _check_formats(run)
@@ -340,11 +311,11 @@ def open_run(path_or_name: Path | str, runs_dir: Path | str | None = None) -> Ru
 def _hint(name: str, root: Path) -> str:
     known = [folder.name for folder in _folders(root)]
     close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else " `skyformer runs` lists them"
+    return f" Did you mean {close[0]!r}?" if close else " `skyformer runs` lists all runs"
 
 
 def _check_formats(run: Run) -> None:
-    """A newer version's config may have settings unknown here, so this comes before reading it."""
+    """Called before the config is read, because a newer version's config may have settings unknown here."""
     for name in (STATE_FILE, RESULT_FILE):
         file = run.folder / name
         if file.exists():
@@ -352,24 +323,24 @@ def _check_formats(run: Run) -> None:
                 content = read_json(file)
             except DataError:
                 continue
-            _check_format(file, content)
+            check_format(file, content)
 
 
 @dataclass(frozen=True)
 class UnreadableRun:
-    """A folder that looks like a run, and what is wrong with it."""
+    """A folder that looks like a run but cannot be read, and the reason."""
 
     folder: Path
     reason: str
 
 
 def list_runs(runs_dir: Path | str | None = None, task: str | None = None) -> list[Run]:
-    """All runs that can be read, by name; those of one task, if it is given."""
+    """All readable runs, or those of one task, sorted by name."""
     return [run for run in scan_runs(runs_dir) if isinstance(run, Run) and task in (None, run.config.task.name)]
 
 
 def scan_runs(runs_dir: Path | str | None = None) -> list[Run | UnreadableRun]:
-    """All runs, by name, and what is wrong with those that cannot be read."""
+    """All runs sorted by name, including those that cannot be read."""
     return [_try_run(folder) for folder in _folders(runs_dir_or_default(runs_dir))]
 
 
@@ -387,36 +358,10 @@ def _folders(root: Path) -> list[Path]:
     return sorted(file.parent for file in root.glob(f"*/{CONFIG_FILE}") if not file.parent.name.startswith("."))
 
 
-def _read_record(file: Path, cls: type[AnyRecord]) -> AnyRecord:
-    content = read_json(file)
-    _check_format(file, content)
-    try:
-        return TypeAdapter(cls).validate_python(content)
-    except ValidationError as invalid:
-        first = invalid.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{file} is damaged: {place}: {first['msg']}") from None
-
-
-def _check_format(file: Path, content: dict[str, Any]) -> None:
-    version = content.get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise DataError(
-            f"{file} has format {version}, and this skyformer reads up to {FORMAT}: it was made by a newer version; "
-            "upgrade skyformer to use this run"
-        )
-
-
-def _metric_row(row: dict[str, Any]) -> MetricRow | None:
-    try:
-        lr = float(row["lr"]) if row["lr"] else None
-        loss, accuracy, seconds = (float(row[name]) for name in ("loss", "accuracy", "seconds"))
-        return MetricRow(int(row["step"]), row["split"], loss, accuracy, lr, seconds)
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 def _process_exists(pid: int) -> bool:
+    """Whether there is such a process; on Windows always True, because signal 0 would be Ctrl-C there."""
+    if os.name == "nt":
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in training: the first asks for a clean end after the running step, the second ends at once."""
+"""Ctrl-C and SIGTERM in training: the first one stops after the current step, the second one stops immediately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Listens as long as it is entered; only a process's main thread can."""
+    """A context that remembers a received signal; it works in the main thread only.
+
+    Args:
+        advice: what to do next, appended to the error message.
+    """
 
     def __init__(self, advice: str) -> None:
         self.advice = advice
@@ -33,16 +37,16 @@ class StopSignals:
             signal.signal(number, handler)
 
     def listen(self) -> None:
-        """Again after Lightning has set a handler of its own, which would end a run in the midst of a step."""
+        """Install the handlers, again after Lightning has installed its own, which stop in the middle of a step."""
         for number in self._before:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            raise self.error("stopped at once")
+            raise self.error("stopped immediately")
         self.received = signal.Signals(number)
 
-    def error(self, what: str, received: signal.Signals | None = None) -> InterruptedRunError:
-        """What ends the run; `received` is the signal of another process, if it was not this one's."""
-        number = self.received or received or signal.SIGTERM
+    def error(self, what: str) -> InterruptedRunError:
+        """The error that ends the run; if this process received no signal, another process of the run did."""
+        number = self.received or signal.SIGTERM
         return InterruptedRunError(f"{what} by {number.name}; {self.advice}", number)

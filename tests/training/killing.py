@@ -1,4 +1,4 @@
-"""Processes that train a run and die on the way, forked from one that has imported everything already."""
+"""Processes that train a run and are killed on the way, forked from one that has imported everything already."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["skyformer.training.fit", "datasets", "torch.utils.tensorboard", "safetensors.torch"])
-PATIENCE = 120
+TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Death:
-    """SIGKILL at the nth call of `module:Class.attribute`, before or after it has done its work."""
+class Kill:
+    """SIGKILL at a call of `module:Class.attribute`, before or after its work.
+
+    `call` counts the calls whose first argument, as text, contains `argument`.
+    """
 
     place: str
     call: int = 1
     after: bool = False
+    argument: str = ""
 
     def prepare(self) -> None:
         module, _, path = self.place.partition(":")
@@ -33,8 +37,9 @@ class Death:
             owner = getattr(owner, part)
         original, calls = getattr(owner, name), []
 
-        def dying(*arguments: Any, **options: Any) -> Any:
-            calls.append(None)
+        def killed(*arguments: Any, **options: Any) -> Any:
+            if self.argument in str(arguments[:1]):
+                calls.append(None)
             if len(calls) == self.call and not self.after:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = original(*arguments, **options)
@@ -42,10 +47,10 @@ class Death:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(owner, name, dying)
+        setattr(owner, name, killed)
 
 
-def _train(config: str, runs_dir: Path, data_dir: Path, death: Death | None) -> None:
+def _train(config: str, runs_dir: Path, data_dir: Path, kill: Kill | None) -> None:
     import torch
 
     from skyformer.training.config import from_yaml
@@ -53,8 +58,8 @@ def _train(config: str, runs_dir: Path, data_dir: Path, death: Death | None) -> 
     from skyformer.training.runs import Run
 
     torch.set_num_threads(1)
-    if death is not None:
-        death.prepare()
+    if kill is not None:
+        kill.prepare()
     run = Run(runs_dir / from_yaml(config).run_name())
     if run.folder.exists():
         resume(run, data_dir=data_dir, progress=False)
@@ -62,27 +67,27 @@ def _train(config: str, runs_dir: Path, data_dir: Path, death: Death | None) -> 
         train(from_yaml(config), runs_dir=runs_dir, data_dir=data_dir, progress=False)
 
 
-def start(config: str, runs_dir: Path, data_dir: Path, death: Death | None = None) -> BaseProcess:
-    """Train the config's run, or go on with it, in a process of its own."""
-    process = _SERVER.Process(target=_train, args=(config, runs_dir, data_dir, death))
+def start(config: str, runs_dir: Path, data_dir: Path, kill: Kill | None = None) -> BaseProcess:
+    """Train or resume the config's run in a process of its own."""
+    process = _SERVER.Process(target=_train, args=(config, runs_dir, data_dir, kill))
     process.start()
     return process
 
 
 def end(process: BaseProcess) -> int:
-    """How it ended: 0, or the negative of the signal that killed it."""
-    process.join(PATIENCE)
+    """The exit code: 0, or minus the number of the signal that killed the process."""
+    process.join(TIMEOUT_SECONDS)
     if process.exitcode is None:
         process.kill()
-        raise TimeoutError(f"a training process was still running after {PATIENCE} seconds")
+        raise TimeoutError(f"a training process was still running after {TIMEOUT_SECONDS} seconds")
     return process.exitcode
 
 
 def wait_for(file: Path, text: str) -> None:
-    """Until `file` has a line that begins with `text`."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until `file` has a line that begins with `text`."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         if file.exists() and any(line.startswith(text) for line in file.read_text().splitlines()):
             return
         time.sleep(0.002)
-    raise TimeoutError(f"no line {text!r} in {file} after {PATIENCE} seconds")
+    raise TimeoutError(f"no line {text!r} in {file} after {TIMEOUT_SECONDS} seconds")
