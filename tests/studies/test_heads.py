@@ -20,7 +20,7 @@ def test_heads_are_those_of_the_model(tiny_bert: Path, tiny_text: Path) -> None:
     heads = source.at("pretrained", 32, seed=1)
     assert heads.query.shape == heads.key.shape == heads.value.shape == (2, 2, 32, 8)
     model = BertModel.from_pretrained(tiny_bert, attn_implementation="eager").eval()
-    tokens = source._passage(32, 1)
+    tokens = source.passage(32, 1)
     with torch.no_grad():
         weights = model(input_ids=tokens, output_attentions=True).attentions
     for layer, expected in enumerate(weights):
@@ -30,7 +30,7 @@ def test_heads_are_those_of_the_model(tiny_bert: Path, tiny_text: Path) -> None:
 
 def test_passages_follow_each_other_between_the_models_marks(tiny_bert: Path, tiny_text: Path) -> None:
     source = HeadSource(str(tiny_bert), str(tiny_text))
-    first, second = source._passage(20, 0)[0].tolist(), source._passage(20, 1)[0].tolist()
+    first, second = source.passage(20, 0)[0].tolist(), source.passage(20, 1)[0].tolist()
     assert (first[0], first[-1]) == (second[0], second[-1]) == (2, 3)
     assert first[1:-1] + second[1:-1] == source._tokens[:36]
 
@@ -124,7 +124,7 @@ def test_the_tiny_model_needs_no_files_and_has_no_pretrained_weights(monkeypatch
     source.check(["initialised"], 9999, "--lengths")
     heads = source.at("initialised", 40, 1)
     assert heads.query.shape == (2, 4, 40, 32)
-    assert source._passage(40, 1)[0].tolist() == list(source._text.encode()[40:80])
+    assert source.passage(40, 1)[0].tolist() == list(source._text.encode()[40:80])
     assert source.facts()["model weights"] is None
     with refused(InputError, "--model tiny has no pretrained weights", "--weights initialised", PACKAGED_MODEL):
         source.check(["initialised", "pretrained"], 40, "--lengths")

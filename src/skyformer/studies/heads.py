@@ -105,7 +105,7 @@ class HeadSource:
         """The heads over passage number `seed` of the text; that seed also draws initialised weights."""
         if self._last is None or self._last[0] != (weights, length, seed):
             model = self._pretrained if weights == "pretrained" else self._initialised(length, seed)
-            self._last = (weights, length, seed), _run(model, self._passage(length, seed), self.model_name)
+            self._last = (weights, length, seed), _run(model, self.passage(length, seed), self.model_name)
         return self._last[1]
 
     @cached_property
@@ -119,23 +119,29 @@ class HeadSource:
 
     @cached_property
     def _pretrained(self) -> nn.Module:
-        with _readable(self.model_name), _quiet_transformers():
-            model: nn.Module = _transformers().AutoModel.from_pretrained(self._model, dtype=torch.float32)
-        return model.eval()
+        model: nn.Module = self.load()
+        return model
 
-    def _initialised(self, length: int, seed: int) -> nn.Module:
+    def load(self, **settings: Any) -> Any:
+        """A new copy of the model in `eval()`, with changed settings of its config; `TINY_MODEL` has fresh weights."""
+        if self._tiny:
+            return self._initialised(self.longest, 0, **settings)
+        with _readable(self.model_name), _quiet_transformers():
+            return _transformers().AutoModel.from_pretrained(self._model, dtype=torch.float32, **settings).eval()
+
+    def _initialised(self, length: int, seed: int, **settings: Any) -> nn.Module:
         """The same shape with fresh weights, and a larger table of positions if `length` asks for it."""
-        config = type(self._config).from_dict(self._config.to_dict())
+        config = type(self._config).from_dict({**self._config.to_dict(), **settings})
         config.max_position_embeddings = max(length, self.longest) + self._first_position
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model: nn.Module = _transformers().AutoModel.from_config(config, dtype=torch.float32)
         return model.eval()
 
-    def _passage(self, length: int, seed: int) -> Tensor:
+    def passage(self, length: int, seed: int) -> Tensor:
         """Passage number `seed`: (1, length) tokens, between the marks that the model knows."""
         self.check_passage(length, seed)
-        first, last = self._marks
+        first, last = self.marks
         inner = self._between_marks(length)
         return torch.tensor([[*first, *self._tokens[seed * inner : (seed + 1) * inner], *last]])
 
@@ -150,7 +156,7 @@ class HeadSource:
             )
 
     def _between_marks(self, length: int) -> int:
-        first, last = self._marks
+        first, last = self.marks
         return length - len(first) - len(last)
 
     @cached_property
@@ -158,16 +164,24 @@ class HeadSource:
         with _readable(self.model_name):
             return _transformers().AutoTokenizer.from_pretrained(self._model)
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without marks."""
+        if self._tiny:
+            return list(text.encode())
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return tokens
+
     @cached_property
     def _tokens(self) -> list[int]:
+        tokens = self.encode(self._text)
         if self._tiny:
-            return list(self._text.encode())
-        tokens: list[int] = self._tokenizer(self._text, add_special_tokens=False, verbose=False)["input_ids"]
+            return tokens
         _check_tokens(tokens, self._tokenizer.unk_token_id, self._config.vocab_size, self.model_name)
         return tokens
 
     @property
-    def _marks(self) -> tuple[list[int], list[int]]:
+    def marks(self) -> tuple[list[int], list[int]]:
+        """The tokens before and after a text, such as [CLS] and [SEP]."""
         if self._tiny:
             return [], []
         marks = (self._tokenizer.cls_token_id, self._tokenizer.sep_token_id)
