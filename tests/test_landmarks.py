@@ -24,13 +24,12 @@ from skyformer.landmarks import (
     SegmentMeansSampler,
     StratifiedSampler,
     UniformSampler,
-    exact_leverage_scores,
     get_sampler,
-    kernel_diagonal,
     landmark_rows,
-    query_share,
     segment_means,
 )
+from skyformer.landmarks.leverage import exact_leverage_scores, kernel_diagonal
+from skyformer.landmarks.samplers import query_share
 from skyformer.ops.kernels import GaussianKernel
 from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
@@ -476,8 +475,8 @@ def test_a_callable_is_told_how_many_and_where_to_draw_from() -> None:
         (torch.zeros(2, 0).long(), ShapeError, ("landmarks must", "d >= 1", "(2, 0)")),
         (torch.full((2, 3), 22), InputError, ("landmarks must", "between 0 and 21", "22")),
         (torch.full((2, 3), -2), InputError, ("landmarks must", "between 0 and 21", "-2")),
-        ("stratifed", UnknownNameError, ("sampler", "'stratifed'", *SAMPLERS)),
-        ([[0, 1], [2, 3]], UnknownNameError, ("sampler", *SAMPLERS)),
+        ("stratifed", UnknownNameError, ("sampler", "'stratifed'", *SAMPLERS.names())),
+        ([[0, 1], [2, 3]], UnknownNameError, ("sampler", *SAMPLERS.names())),
         (lambda *_: None, InputError, ("landmarks must", "tensor of row numbers", "NoneType")),
         (lambda *_: torch.full((2, 3), 22), InputError, ("landmarks must", "between 0 and 21", "22")),
         (lambda *_: Landmarks(torch.zeros(2, 2, 3, 5)), ShapeError, ("points", "(2, 2, d, 4)", "(2, 2, 3, 5)")),
@@ -495,8 +494,8 @@ def test_bad_landmarks_are_refused(landmarks: Any, error: type[Exception], words
 
 
 def test_samplers_go_by_their_names() -> None:
-    assert sorted(SAMPLERS) == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
-    assert all(get_sampler(name) is sampler for name, sampler in SAMPLERS.items())
+    assert SAMPLERS.names() == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
+    assert all(get_sampler(name) is SAMPLERS.get(name) for name in SAMPLERS.names())
 
 
 def test_bad_settings_are_refused() -> None:

@@ -24,7 +24,6 @@ LAYERS = [
     "ops",
     "landmarks",
     "functional",
-    "suggestion",
     "attention",
     "model",
     "hf",

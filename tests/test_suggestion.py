@@ -9,9 +9,9 @@ from torch import Tensor
 import skyformer
 from skyformer import suggest_landmarks
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError, UnsupportedError
-from skyformer.landmarks import Candidates
+from skyformer.landmarks import Candidates, statistical_dimension
+from skyformer.landmarks.suggestion import SampledBlock, largest_singular_value
 from skyformer.ops.kernels import GaussianKernel
-from skyformer.suggestion import SampledBlock, largest_singular_value, statistical_dimension
 from tests.attention.suite import LargestStorage, insert_masked
 from tests.helpers import refused
 

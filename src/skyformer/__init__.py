@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from skyformer.attention import build_attention, list_attentions
 from skyformer.attention.multihead import MultiheadAttention
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.landmarks import suggest_landmarks
 from skyformer.ops.products import kernel_product
-from skyformer.suggestion import suggest_landmarks
 
 if TYPE_CHECKING:
     from skyformer.model import ModelConfig as ModelConfig

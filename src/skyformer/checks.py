@@ -1,4 +1,4 @@
-"""Checks on arguments: each failure names the argument, what was expected and what came."""
+"""Checks of arguments. Each error names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from skyformer.errors import InputError, MaskError, ShapeError
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-
 LARGEST_INTEGER = 2**31
-"""No size, count or length may be above it; products of two then fit into 64 bits."""
+"""The largest size, count or length allowed, so that the product of two fits into 64 bits."""
 
 
 def check_points(name: str, x: Tensor) -> None:
@@ -32,7 +31,7 @@ def check_points(name: str, x: Tensor) -> None:
 def check_query_key_value(
     query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str] = ("query", "key", "value")
 ) -> None:
-    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit each other; `names` are the caller's."""
+    """query (B, H, L, P), key (B, H, S, P) and value (B, H, S, Pv) fit together; `names` are used in messages."""
     for name, x in zip(names, (query, key, value), strict=True):
         check_points(name, x)
     first, second, third = names
@@ -66,6 +65,15 @@ def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
         raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
 
 
+def check_masks(query: Tensor, key: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor | None:
+    """Check both masks; returns the query mask to use, which is `key_mask` if none is given and L == S."""
+    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+    if query_mask is None:
+        return key_mask if query.shape[2] == key.shape[2] else None
+    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
+    return query_mask
+
+
 def check_at_least(name: str, number: int, least: int, most: int = LARGEST_INTEGER) -> None:
     """`number` is an integer from `least` to `most`."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
@@ -80,8 +88,13 @@ def check_positive(name: str, number: float) -> None:
         raise InputError(f"{name} must be a finite number above 0; got {number!r}")
 
 
+def check_memory_budget(memory_budget: int) -> None:
+    """`memory_budget` is a number of bytes, zero or more."""
+    check_at_least("memory_budget", memory_budget, 0, most=2**62)
+
+
 def check_scale(scale: float | None) -> None:
-    """`scale` is None, for the default, or a finite number above zero."""
+    """`scale` is a finite number above zero, or None for the default."""
     if scale is not None:
         check_positive("scale", scale)
 
@@ -93,7 +106,7 @@ def check_probability(name: str, number: float) -> None:
 
 
 def check_finite_inputs(**tensors: Tensor) -> None:
-    """No NaN and no Inf; costs a pass over the data and a device synchronisation, so callers make it optional."""
+    """No NaN and no Inf. Takes a pass over the data and a device synchronisation, so callers make it optional."""
     for name, x in tensors.items():
         finite = torch.isfinite(x)
         if not bool(finite.all()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from skyformer.checks import (
     check_at_least,
-    check_mask,
+    check_masks,
     check_probability,
     check_query_key_value,
     check_scale,
@@ -160,10 +160,7 @@ class Attention(nn.Module, abc.ABC):
     ) -> Inputs:
         """The inputs of a call, or an error if they do not fit each other or this mechanism."""
         check_query_key_value(query, key, value)
-        if query_mask is None and query.shape[2] == key.shape[2]:
-            query_mask = key_mask
-        check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-        check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
+        query_mask = check_masks(query, key, key_mask, query_mask)
         if is_causal:
             cls.require(Promise.CAUSAL)
         if query.shape[2] != key.shape[2]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs
 from skyformer.attention.registry import register
-from skyformer.checks import check_at_least
-from skyformer.functional import kernelized_attention
+from skyformer.checks import check_finite_inputs, check_memory_budget
+from skyformer.functional import attend_kernelized
 from skyformer.ops.kernels import Kernel, get_kernel
 from skyformer.ops.products import MEMORY_BUDGET
 
@@ -30,19 +30,20 @@ class KernelizedAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
+        check_memory_budget(self.memory_budget)
         self.kernel = get_kernel(self.kernel)
 
     def attend(self, inputs: Inputs) -> Tensor:
-        return kernelized_attention(
+        if self.check_finite:
+            check_finite_inputs(query=inputs.query, key=inputs.key, value=inputs.value)
+        return attend_kernelized(
             inputs.query,
             inputs.key,
             inputs.value,
-            key_mask=inputs.key_mask,
-            is_causal=inputs.is_causal,
-            scale=self.scale,
-            kernel=self.kernel,
-            dropout_p=self.dropout_p,
+            inputs.key_mask,
+            inputs.is_causal,
+            self.scale,
+            get_kernel(self.kernel),
+            self.dropout_p,
             memory_budget=self.memory_budget,
-            check_finite=self.check_finite,
         )

@@ -33,6 +33,7 @@ from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import ShapeError, UnknownNameError
 from skyformer.ops.kernels import half_norms
 from skyformer.ops.noise import draw_seed
+from skyformer.ops.tracing import without_compiler
 
 CHUNK = 128
 """Tokens per chunk of the causal form: scores are formed within chunks, and sums are carried from chunk to chunk."""
@@ -244,11 +245,9 @@ class PerformerAttention(Attention):
         self.projection.copy_(draw_projection(self.num_features, self.head_dim, draw_seed(generator)))
         self.calls_since_redraw = 0
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator, attr-defined]
+    @without_compiler  # The compiler would compile again for every new count.
     def _count_call(self) -> Tensor:
         """The projection for this call, or for the earlier call that this one repeats."""
-        # Hidden from the compiler, which would otherwise compile again for every new count. This decorator is
-        # `torch.compiler.disable` without its import, which would load the whole compiler.
         call = draw_seed(None)
         if call in self._earlier:
             return self._earlier[call]

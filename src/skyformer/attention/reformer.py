@@ -32,8 +32,9 @@ from skyformer.attention.registry import register
 from skyformer.attention.rows import Move, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
-from skyformer.ops.noise import draw_seed, drawn_now
+from skyformer.ops.noise import draw_seed
 from skyformer.ops.precision import at_least_float32, without_autocast
+from skyformer.ops.tracing import draw_now
 
 SELF_SCORE = -1e9
 """The score of a token with itself: so low that it matters only when the token sees no other."""
@@ -98,8 +99,8 @@ def lsh_buckets(
     check_num_buckets(num_buckets)
     half = num_buckets // 2
     source = torch.Generator().manual_seed(draw_seed(generator))
-    with drawn_now():
-        rotation = torch.randn(x.shape[1], x.shape[3], num_hashes * half, generator=source, device="cpu")
+    shape = x.shape[1], x.shape[3], num_hashes * half
+    rotation = draw_now(lambda: torch.randn(shape, generator=source, device="cpu"))
     full = at_least_float32(x)
     rotated = (full @ rotation.to(full)).view(*x.shape[:3], num_hashes, half)
     # The largest of [x R, -x R] is the entry of x R that is farthest from zero, or its negative.

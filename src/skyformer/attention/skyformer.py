@@ -10,12 +10,12 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise
 from skyformer.attention.registry import register
-from skyformer.checks import check_at_least, check_positive
-from skyformer.functional import GAMMA, skyformer_attention
-from skyformer.landmarks import CustomSampler, Sampler, get_sampler
-from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.checks import check_finite_inputs
+from skyformer.functional import GAMMA, SkyformerSettings, attend_skyformer
+from skyformer.landmarks import CustomSampler, Sampler
+from skyformer.ops.kernels import Kernel
 from skyformer.ops.products import MEMORY_BUDGET
-from skyformer.ops.solve import Solver, get_solver
+from skyformer.ops.solve import Solver
 
 
 @register
@@ -42,26 +42,18 @@ class SkyformerAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
-        check_at_least("num_landmarks", self.num_landmarks, 1)
-        check_positive("gamma", self.gamma)
-        self.landmarks = get_sampler(self.landmarks)
-        self.solver, self.kernel = get_solver(self.solver), get_kernel(self.kernel)
-
-    def attend(self, inputs: Inputs) -> Tensor:
-        return skyformer_attention(
-            inputs.query,
-            inputs.key,
-            inputs.value,
+        self.settings = SkyformerSettings.checked(
             num_landmarks=self.num_landmarks,
             landmarks=self.landmarks,
-            key_mask=inputs.key_mask,
-            query_mask=inputs.query_mask,
             gamma=self.gamma,
             solver=self.solver,
             scale=self.scale,
             kernel=self.kernel,
-            generator=self.generator(),
             memory_budget=self.memory_budget,
-            check_finite=self.check_finite,
         )
+
+    def attend(self, inputs: Inputs) -> Tensor:
+        query, key, value = inputs.query, inputs.key, inputs.value
+        if self.check_finite:
+            check_finite_inputs(query=query, key=key, value=value)
+        return attend_skyformer(query, key, value, inputs.key_mask, inputs.query_mask, self.settings, self.generator())

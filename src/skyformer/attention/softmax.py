@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs
 from skyformer.attention.registry import register
-from skyformer.functional import softmax_attention
+from skyformer.functional import attend_softmax
 
 
 @register
@@ -23,12 +23,6 @@ class SoftmaxAttention(Attention):
     dropout: float = 0.0
 
     def attend(self, inputs: Inputs) -> Tensor:
-        return softmax_attention(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            key_mask=inputs.key_mask,
-            is_causal=inputs.is_causal,
-            scale=self.scale,
-            dropout_p=self.dropout_p,
+        return attend_softmax(
+            inputs.query, inputs.key, inputs.value, inputs.key_mask, inputs.is_causal, self.scale, self.dropout_p
         )

@@ -1,1 +1,1 @@
-"""The numerical operations that the attentions are made of: kernels, kernel products, the landmark solve, precision."""
+"""Numerical operations behind the attentions: kernels, kernel products, the landmark solve, noise, precision."""

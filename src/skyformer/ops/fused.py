@@ -4,8 +4,9 @@ With a key bias of -|k_j|^2 / 2 (all norms and products multiplied by `scale`) a
 
     a_i = sum_j exp(<q_i, k_j> - |k_j|^2/2 - lse_i) v_j,        lse_i = log sum_j exp(<q_i, k_j> - |k_j|^2/2)
 
-so  o_i = exp(lse_i - |q_i|^2/2) a_i  is the Gaussian product. Its backward, handed a zero output and the gradient
-dO_i exp(lse_i - |q_i|^2/2), yields G k, G^T q and C^T dO of `products`; the terms in the row and column sums are ours.
+so  o_i = exp(lse_i - |q_i|^2/2) a_i  is the Gaussian product. Its backward pass, called with an output of zero and the
+gradient dO_i exp(lse_i - |q_i|^2/2), returns G k, G^T q and C^T dO of `products`; the terms in the row and column sums
+are subtracted here.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skyformer.ops.flash import flash_attention, flash_attention_backward, flash_attention_works
+from skyformer.ops.kernels import half_norms
 from skyformer.ops.precision import without_autocast
-from skyformer.ops.products import lean_half_norms, subtract_dots
+from skyformer.ops.products import subtract_dots
+
+# At import: while a program is being compiled or exported, a call would be traced instead of run.
+_WORKS = flash_attention_works()
 
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:
-    """Whether the fused kernel takes these: on the CPU (or to trace shapes), one head dim, nothing empty."""
-    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and min(query.numel(), value.numel()) > 0
+    """Whether the fused kernel can be used: on the CPU, with one head dim for all, and no empty tensor."""
+    fits = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+    return _WORKS and fits and min(query.numel(), value.numel()) > 0
 
 
 def fused_gaussian_attention(
@@ -36,7 +43,7 @@ def fused_gaussian_attention(
 
 
 def _features_together(x: Tensor) -> Tensor:
-    """x, copied if its features are not neighbours in memory: the fused kernel does not look at that stride."""
+    """x, copied if its features are not contiguous in memory, which the fused kernel assumes without a check."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -53,9 +60,7 @@ class _FusedGaussian(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         bias = _key_bias(key, key_mask, scale).expand(-1, -1, query.shape[2], -1)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
-        )
+        out, lse = flash_attention(query, key, value, bias, is_causal, scale)
         height = _row_height(query, lse, scale, key.shape[2])
         out = out.mul_(height)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -68,18 +73,9 @@ class _FusedGaussian(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse, height, key_mask = ctx.saved_tensors
         bias = _key_bias(key, key_mask, ctx.scale).expand(-1, -1, query.shape[2], -1)
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            _features_together(grad_out * height),
-            query,
-            key,
-            value,
-            out.new_zeros(out.shape[-1]).expand_as(out),
-            lse,
-            0.0,
-            ctx.is_causal,
-            attn_mask=bias,
-            scale=ctx.scale,
-        )
+        grad = _features_together(grad_out * height)
+        zero = out.new_zeros(out.shape[-1]).expand_as(out)
+        dq, dk, dv = flash_attention_backward(grad, query, key, value, zero, lse, bias, ctx.is_causal, ctx.scale)
         subtract_dots(dq, query, grad_out, out, ctx.scale)
         subtract_dots(dk, key, value, dv, ctx.scale)
         return dq, dk, dv, None, None, None
@@ -87,10 +83,10 @@ class _FusedGaussian(torch.autograd.Function):
 
 def _key_bias(key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
     """-scale |k_j|^2 / 2, and -inf where masked: (B, H, 1, S)."""
-    bias = lean_half_norms(key, scale).neg_().mT
+    bias = half_norms(key, scale).neg_().mT
     return bias if key_mask is None else bias.masked_fill(~key_mask[:, None, None, :], -math.inf)
 
 
 def _row_height(query: Tensor, lse: Tensor, scale: float, num_keys: int) -> Tensor:
-    """exp(lse_i - scale |q_i|^2 / 2), which cannot exceed the number of keys but for rounding."""
-    return (lse.unsqueeze(-1) - lean_half_norms(query, scale)).clamp_(max=math.log(num_keys)).exp_()
+    """exp(lse_i - scale |q_i|^2 / 2), which without rounding is at most the number of keys."""
+    return (lse.unsqueeze(-1) - half_norms(query, scale)).clamp_(max=math.log(num_keys)).exp_()

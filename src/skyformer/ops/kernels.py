@@ -1,6 +1,6 @@
-"""Kernels: positive semidefinite functions kappa(x, y), each a small object that knows its formula and its slope.
+"""Kernels: positive semidefinite functions kappa(x, y). Each is a small object with its formula and its slope.
 
-A kernel sees points only through three numbers, all of them multiplied by the same `scale` (so that kappa acts on
+A kernel depends on points only through three numbers, all multiplied by the same `scale` (so that kappa acts on
 sqrt(scale) x and sqrt(scale) y, a bandwidth of scale^(-1/2)):
 
     inner  = scale <x, y>        half_x = scale |x|^2 / 2        half_y = scale |y|^2 / 2
@@ -9,7 +9,7 @@ A radial kernel is a function phi of s = scale |x - y|^2 = 2 (half_x + half_y - 
 
     d kappa / d x = scale psi(s) (y - x),        psi = -2 phi'
 
-and `psi` is what the code calls the slope. The softmax kernel exp(inner) is the only one that is not radial:
+and `psi` is called the slope in the code. The softmax kernel exp(inner) is the only one that is not radial:
 d kappa / d x = scale kappa y.
 """
 
@@ -23,12 +23,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError
+from skyformer.registry import Registry
 
 
 @dataclass(frozen=True)
 class Kernel(abc.ABC):
-    """kappa(x, y). Subclasses give the value and, for the backward pass, the slope."""
+    """kappa(x, y). Subclasses define the value and, for the backward pass, the slope."""
 
     name: ClassVar[str]
     radial: ClassVar[bool] = True
@@ -53,8 +54,8 @@ _EXPONENT_FLOOR = {torch.float64: -700.0, torch.float32: -80.0, torch.bfloat16: 
 
 
 def half_norms(x: Tensor, scale: float) -> Tensor:
-    """scale |x|^2 / 2, x (..., n, P) to (..., n, 1)."""
-    return x.square().sum(-1, keepdim=True) * (scale / 2)
+    """scale |x|^2 / 2, x (..., n, P) to (..., n, 1), without a temporary tensor of the size of x."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() * (scale / 2)
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class GaussianKernel(Kernel):
     slope_is_value = True
 
     def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
-        # Rounding can leave the exponent above zero, at large norms far above it. Below the floor lie denormal
-        # numbers, on which a CPU takes thirty times as long.
+        # Rounding can push the exponent above zero, for large norms far above it. Below the floor the results are
+        # denormal numbers, which are thirty times slower on a CPU.
         return inner.sub_(half_x).sub_(half_y).clamp_(min=_EXPONENT_FLOOR[inner.dtype], max=0).exp_()
 
 
@@ -84,7 +85,7 @@ class SoftmaxKernel(Kernel):
 
 @dataclass(frozen=True)
 class LaplacianKernel(Kernel):
-    """exp(-sqrt(s)), in the Euclidean distance. Not differentiable at x = y, where its slope is taken as zero."""
+    """exp(-sqrt(s)), in the Euclidean distance. Not differentiable at x = y, where the slope is set to zero."""
 
     name = "laplacian"
 
@@ -124,7 +125,7 @@ class MaternKernel(Kernel):
 
 @dataclass(frozen=True)
 class RationalQuadraticKernel(Kernel):
-    """(1 + s / (2 alpha))^(-alpha): a mixture of Gaussian kernels of all widths, so its tail is heavy."""
+    """(1 + s / (2 alpha))^(-alpha): a mixture of Gaussian kernels of all widths, with a heavy tail."""
 
     name = "rational_quadratic"
     alpha: float = 1.0
@@ -150,28 +151,18 @@ def _squared_distance(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
 
 
 def _distance(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
-    """sqrt(s) with a zero, not an infinite, gradient where the points coincide."""
+    """sqrt(s) with a gradient of zero, not of infinity, where the points coincide."""
     squared = _squared_distance(inner, half_x, half_y)
     apart = squared > 0
     return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
 
 
-KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel
-    for kernel in (
-        GaussianKernel(),
-        SoftmaxKernel(),
-        LaplacianKernel(),
-        MaternKernel(),
-        RationalQuadraticKernel(),
-    )
-}
+KERNELS: Registry[Kernel] = Registry("kernel")
+
+for _kernel in (GaussianKernel, SoftmaxKernel, LaplacianKernel, MaternKernel, RationalQuadraticKernel):
+    KERNELS.add(_kernel.name, _kernel())
 
 
 def get_kernel(kernel: str | Kernel) -> Kernel:
-    """A kernel by name with its default parameters, or the object itself."""
-    if isinstance(kernel, Kernel):
-        return kernel
-    if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise UnknownNameError("kernel", kernel, KERNELS)
-    return KERNELS[kernel]
+    """The kernel of this name with its default parameters, or the given kernel itself."""
+    return kernel if isinstance(kernel, Kernel) else KERNELS.get(kernel)

@@ -1,39 +1,24 @@
-"""Random numbers that depend on a seed and a position alone, so neither padding, batch nor device changes them."""
+"""Random numbers that depend on a seed and a position only, so that padding, batch and device do not change them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from skyformer.ops.tracing import draw_now
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed from `generator`, or from torch's own when it is None."""
+    """A seed from `generator`, or from torch's global generator if it is None."""
     if generator is None:
         return int(torch.randint(2**62, (), device="cpu"))
-    with drawn_now():
-        return int(torch.randint(2**62, (), generator=generator, device=generator.device))
-
-
-@contextmanager
-def drawn_now() -> Iterator[None]:
-    """Numbers drawn inside from a generator of fixed seed are constants of the program that `torch.export` makes: left
-    to the program, they would be drawn anew, and otherwise, in every run."""
-    exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-    if not exporting:
-        yield
-        return
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield
+    return draw_now(lambda: int(torch.randint(2**62, (), generator=generator, device=generator.device)))
 
 
 def uniform_noise(seed: int, stream: int, count: int, device: torch.device) -> Tensor:
     """`count` uniform numbers in [0, 1): number i depends on (seed, stream, i) only.
 
-    A counter put through the mixing steps of splitmix64, in wrapping 64-bit arithmetic.
+    A counter after the mixing steps of splitmix64, in wrapping 64-bit arithmetic.
     """
     counter = torch.arange(count, device=device, dtype=torch.int64)
     mixed = _mix(_mix(counter * _GOLDEN + _as_int64(seed)) + _as_int64(stream * 0xD1342543DE82EF95))
@@ -52,7 +37,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """A shift that brings in zeros; torch's own repeats the sign."""
+    """A shift that fills with zeros; torch's own shift repeats the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

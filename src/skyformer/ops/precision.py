@@ -1,4 +1,4 @@
-"""The float32 island: half precision inputs are computed in float32, and autocast stays outside."""
+"""Precision: half precision inputs are computed in float32, and autocast does not apply inside the operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """float16 and bfloat16 to float32; anything else as it is."""
+    """float16 and bfloat16 converted to float32; other types unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -34,7 +34,7 @@ def without_autocast(function: Callable[Args, Result]) -> Callable[Args, Result]
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
     """A context in which operations on `device_type` keep the dtypes of their inputs."""
-    # The meta device has no autocast to ask about.
+    # The meta device has no autocast, and asking about it is an error.
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)

@@ -7,7 +7,7 @@ With C = kappa(x, y), o = C v, dO the gradient of o and psi the slope of the ker
     dx_i = scale ((G y)_i   - (sum_j G_ij) x_i)
     dy_j = scale ((G^T x)_j - (sum_i G_ij) y_j)
 
-Where psi = C (Gaussian) the row sums of G are dO . o and its column sums v . dv, which costs nothing. For the softmax
+If psi = C (Gaussian), the row sums of G are dO . o and its column sums are v . dv, at no extra cost. For the softmax
 kernel the terms in the sums are absent. `docs/derivation.md` has the steps.
 """
 
@@ -22,24 +22,24 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyformer.checks import (
-    check_at_least,
     check_mask,
+    check_memory_budget,
     check_positive,
     check_probability,
     check_query_key_value,
 )
-from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.kernels import Kernel, get_kernel, half_norms
 from skyformer.ops.noise import draw_seed
 from skyformer.ops.precision import at_least_float32, without_autocast
 
 BLOCK_ELEMENTS = 2**19
-"""Kernel values in one block over the whole batch: 2 MiB in float32, which stays in cache."""
+"""Number of kernel values in one block over the whole batch: 2 MiB in float32, which fits into the cache."""
 
 SHORT_SIDE = 512
-"""A side up to this long is never cut."""
+"""A side up to this length is not divided into blocks."""
 
 MEMORY_BUDGET = 2**25
-"""Bytes of kernel values that one product may keep for its backward; above, they are computed again."""
+"""Bytes of kernel values that one product may store for its backward pass; if they need more, they are recomputed."""
 
 
 def kernel_product(
@@ -59,35 +59,59 @@ def kernel_product(
 
     Args:
         x: (B, H, L, P). y: (B, H, S, P). v: (B, H, S, Pv).
-        kernel: a name in `kernels.KERNELS` or a `Kernel`.
-        key_mask: bool (B, S), True = use; the columns of the others count as zero.
-        is_causal: entry (i, j) counts only if j <= i.
-        dropout_p: each entry of the kernel matrix is dropped with this probability, the others divided by 1 - p.
-        generator: where dropout draws from; torch's own by default.
-        memory_budget: bytes of kernel values that may be kept for the backward pass instead of recomputed.
+        kernel: a name ("gaussian", "laplacian", "matern", "rational_quadratic", "softmax") or a `Kernel`.
+        key_mask: bool (B, S), True = use; the columns of the other keys are set to zero.
+        is_causal: set entry (i, j) of the kernel matrix to zero if j > i.
+        dropout_p: the probability of setting an entry of the kernel matrix to zero; the others are divided by 1 - p.
+        generator: source of the dropout; by default torch's global generator.
+        memory_budget: bytes of kernel values that may be stored for the backward pass instead of recomputed.
 
     Returns:
         (B, H, L, Pv), in the dtype of `x`; float16 and bfloat16 are computed in float32.
+
+    Example:
+        >>> import torch, skyformer
+        >>> x, y, v = (torch.randn(1, 2, n, 8) for n in (100, 300, 300))
+        >>> out = skyformer.kernel_product(x, y, v, kernel="gaussian")
+        >>> out.shape
+        torch.Size([1, 2, 100, 8])
+        >>> matrix = torch.exp(-torch.cdist(x, y).square() / 2)
+        >>> torch.allclose(out, matrix @ v, atol=1e-4)
+        True
     """
     check_query_key_value(x, y, v, ("x", "y", "v"))
     check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
     check_probability("dropout_p", dropout_p)
     check_positive("scale", scale)
-    check_at_least("memory_budget", memory_budget, 0, most=2**62)
-    chosen = get_kernel(kernel)
+    check_memory_budget(memory_budget)
+    plan = Plan(get_kernel(kernel), scale, is_causal, dropout_p, dropout_seed(dropout_p, generator), memory_budget)
+    return blocked_product(x, y, v, key_mask, plan)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a kernel product computes apart from its tensors: the arguments of `kernel_product`, checked."""
+
+    kernel: Kernel
+    scale: float
+    is_causal: bool = False
+    dropout_p: float = 0.0
+    dropout_seed: int = 0
+    memory_budget: int = MEMORY_BUDGET
+
+
+def dropout_seed(dropout_p: float, generator: torch.Generator | None) -> int:
+    """The seed of the dropout. Without dropout no random number is drawn."""
+    return draw_seed(generator) if dropout_p > 0 else 0
+
+
+def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
+    """`kernel_product` on checked arguments."""
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0)
-        if not chosen.radial:
+        if not plan.kernel.radial:
             # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
             y = y.masked_fill(~key_mask[:, None, :, None], 0)
-    plan = _Plan(
-        kernel=chosen,
-        scale=scale,
-        is_causal=is_causal,
-        dropout_p=dropout_p,
-        dropout_seed=draw_seed(generator) if dropout_p > 0 else 0,
-        memory_budget=memory_budget,
-    )
     out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan)
     return out.unflatten(0, x.shape[:2]).to(x.dtype)
 
@@ -102,7 +126,7 @@ def dense_kernel_product(
     key_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """The same product as it is written on paper, with the whole matrix in memory: the reference of the tests."""
+    """The same product with the whole matrix in memory, as a reference for tests and benchmarks."""
     matrix = get_kernel(kernel).matrix(x, y, scale)
     if key_mask is not None:
         matrix = matrix.masked_fill(~key_mask[:, None, None, :], 0)
@@ -112,7 +136,7 @@ def dense_kernel_product(
 
 
 def gram_matrix(x: Tensor, *, kernel: str | Kernel = "gaussian", scale: float = 1.0) -> Tensor:
-    """kappa(x, x) for x (B, H, d, P): (B, H, d, d), with a backward of six operations instead of twenty."""
+    """kappa(x, x) for x (B, H, d, P): (B, H, d, d), with a backward pass of six operations instead of twenty."""
     matrix: Tensor = _Gram.apply(x, get_kernel(kernel), scale)
     return matrix
 
@@ -124,13 +148,13 @@ class _Gram(torch.autograd.Function):
     @without_autocast
     def forward(ctx: Any, x: Tensor, kernel: Kernel, scale: float) -> Tensor:
         if kernel.radial:
-            # Distances do not change with the origin, but their rounding does: near duplicates far from it would
-            # leave the matrix indefinite.
+            # Distances do not depend on the origin, but their rounding does: for near duplicates far from the origin
+            # the matrix would be indefinite.
             x = x - x.mean(-2, keepdim=True)
-        half = lean_half_norms(x, scale)
+        half = half_norms(x, scale)
         value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
         if kernel.radial:
-            # Every radial kernel is 1 at distance 0, whatever rounding makes of that distance.
+            # Every radial kernel is 1 at distance 0, but rounding may make this distance larger than 0.
             value.diagonal(dim1=-2, dim2=-1).fill_(1)
         ctx.radial, ctx.scale = kernel.radial, scale
         ctx.save_for_backward(x, slope)
@@ -150,18 +174,8 @@ class _Gram(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Plan:
-    kernel: Kernel
-    scale: float
-    is_causal: bool
-    dropout_p: float
-    dropout_seed: int
-    memory_budget: int
-
-
-@dataclass(frozen=True)
 class _Block:
-    """Rows `i` of x against rows `j` of y; `number` counts the blocks of one pass."""
+    """Rows `i` of x and rows `j` of y; `number` counts the blocks of one pass."""
 
     i: slice
     j: slice
@@ -177,7 +191,7 @@ class _KernelProduct(torch.autograd.Function):
 
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: _Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan) -> Tensor:
         grid = _Grid(x, y, plan)
         keep = any(ctx.needs_input_grad) and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
         out = x.new_zeros(*x.shape[:2], v.shape[-1])
@@ -187,7 +201,7 @@ class _KernelProduct(torch.autograd.Function):
             out[:, block.i] += torch.bmm(c, v[:, block.j])
             if keep:
                 kept.append(c)
-                grid.inner.give_away()
+                grid.inner.release()
         ctx.plan = plan
         ctx.save_for_backward(x, y, v, out, *kept)
         return out
@@ -197,7 +211,7 @@ class _KernelProduct(torch.autograd.Function):
     @without_autocast
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, y, v, out, *kept = ctx.saved_tensors
-        plan: _Plan = ctx.plan
+        plan: Plan = ctx.plan
         grid = _Grid(x, y, plan, only_shape=bool(kept))
         dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
         row_sums, column_sums = x.new_zeros(*x.shape[:2], 1), y.new_zeros(y.shape[0], 1, y.shape[1])
@@ -222,14 +236,14 @@ class _KernelProduct(torch.autograd.Function):
 
 
 class _Grid:
-    """The kernel matrix of x (N, L, P) and y (N, S, P), seen one block at a time."""
+    """The kernel matrix of x (N, L, P) and y (N, S, P), one block at a time."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: _Plan, only_shape: bool = False) -> None:
-        """With `only_shape` no value will be asked for, so the norms are left out."""
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, only_shape: bool = False) -> None:
+        """`only_shape` leaves out the norms, which are needed for values only."""
         self.x, self.y, self.plan = x, y, plan
         if not only_shape:
-            self.half_x = lean_half_norms(x, plan.scale)
-            self.half_y = lean_half_norms(y, plan.scale).mT
+            self.half_x = half_norms(x, plan.scale)
+            self.half_y = half_norms(y, plan.scale).mT
         self.inner, self.gradients = _Scratch(), _Scratch()
 
     @property
@@ -250,14 +264,14 @@ class _Grid:
 
     def values(self, block: _Block) -> Tensor:
         value = self.plan.kernel.value(self._inner(block), *self._halves(block))
-        return self._thin_out(value, block)
+        return self._mask_and_drop(value, block)
 
     def values_and_slopes(self, block: _Block) -> tuple[Tensor, Tensor]:
         value, slope = self.plan.kernel.value_and_slope(self._inner(block), *self._halves(block))
         if slope is value:
-            value = slope = self._thin_out(value, block)
+            value = slope = self._mask_and_drop(value, block)
             return value, slope
-        return self._thin_out(value, block), self._thin_out(slope, block)
+        return self._mask_and_drop(value, block), self._mask_and_drop(slope, block)
 
     def _inner(self, block: _Block) -> Tensor:
         return self.inner.product(self.x[:, block.i], self.y[:, block.j].mT).mul_(self.plan.scale)
@@ -265,8 +279,8 @@ class _Grid:
     def _halves(self, block: _Block) -> tuple[Tensor, Tensor]:
         return self.half_x[:, block.i], self.half_y[:, :, block.j]
 
-    def _thin_out(self, c: Tensor, block: _Block) -> Tensor:
-        """What causality and dropout leave of a block."""
+    def _mask_and_drop(self, c: Tensor, block: _Block) -> Tensor:
+        """The block after the causal mask and dropout."""
         if self.plan.is_causal and block.j.stop > block.i.start + 1:
             c = c.tril_(block.diagonal)
         if self.plan.dropout_p > 0:
@@ -275,13 +289,13 @@ class _Grid:
 
 
 class _Scratch:
-    """A buffer for one block after another: fresh memory for each would cost more than the arithmetic on it."""
+    """A buffer that is used for one block after another: new memory for each would cost more than its arithmetic."""
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """a b in the buffer, so it is good until the next call."""
+        """a b, in the buffer, which the next call overwrites."""
         if torch.compiler.is_compiling():
             return torch.bmm(a, b)
         size = a.shape[0] * a.shape[1] * b.shape[2]
@@ -289,25 +303,20 @@ class _Scratch:
             self.buffer = a.new_empty(size)
         return torch.bmm(a, b, out=self.buffer[:size].view(a.shape[0], a.shape[1], b.shape[2]))
 
-    def give_away(self) -> None:
-        """Whoever holds the last product may keep it."""
+    def release(self) -> None:
+        """Use another buffer from now on, so that the last product is not overwritten."""
         self.buffer = None
 
 
 def block_shape(count: int, rows: int, columns: int) -> tuple[int, int]:
-    """Sizes of a block of the (rows, columns) matrix: the shorter side stays whole while it is short."""
+    """Sizes of a block of the (rows, columns) matrix; the shorter side is divided only if it is long."""
     short = max(1, min(rows, columns, SHORT_SIDE))
     long = max(64, BLOCK_ELEMENTS // max(1, count * short))
     return (short, long) if rows <= columns else (long, short)
 
 
-def lean_half_norms(x: Tensor, scale: float) -> Tensor:
-    """`kernels.half_norms` without a temporary of the size of x."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(scale / 2)
-
-
 def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
-    """grad_i -= scale (a_i . b_i) x_i for (..., n, P), in pieces so that no second tensor of that size appears."""
+    """grad_i -= scale (a_i . b_i) x_i for (..., n, P), in pieces, which avoids another tensor of that size."""
     length = x.shape[-2]
     step = max(1, BLOCK_ELEMENTS * length // max(1, x.numel()))
     for i in range(0, length, step):
@@ -316,7 +325,7 @@ def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -
 
 
 def _dropout_factor(c: Tensor, p: float, seed: int) -> Tensor:
-    """0 with probability p, else 1 / (1 - p); the same for the same seed, so that the backward can draw it again."""
+    """0 with probability p, else 1 / (1 - p); the same in both passes, because they use the same seed."""
     if c.is_meta:
         return torch.ones_like(c)
     generator = torch.Generator(device=c.device).manual_seed(seed)

@@ -1,10 +1,10 @@
 """The solve between Skyformer's two products, u = (M + gamma I)^-1 r: by Cholesky or the paper's Schulz iteration.
 
-Both are differentiated implicitly, never through their steps: with u = A^-1 r and A symmetric,
+Both are differentiated implicitly, not through their steps: with u = A^-1 r and A symmetric,
 
     g = A^-1 du,        dr = g,        dA = -g u^T
 
-so what the forward factorised serves the backward too.
+so the factorisation of the forward pass is used again in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyformer.checks import check_at_least, check_positive
-from skyformer.errors import JitterWarning, SolveError, UnknownNameError
+from skyformer.errors import JitterWarning, SolveError
 from skyformer.ops.precision import without_autocast
+from skyformer.registry import Registry
+
+GAMMA = 1e-2
+"""Default regularisation of the kernel matrix of the landmarks; the paper's experiments use 0.1."""
 
 
 @dataclass(frozen=True)
 class Solver(abc.ABC):
-    """How a symmetric positive definite A (..., d, d) is inverted: prepare once, apply both ways."""
+    """How a symmetric positive definite A (..., d, d) is inverted: prepared once, applied in both passes."""
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def prepare(self, matrix: Tensor) -> Tensor:
-        """Whatever tensor `apply` needs of A."""
+        """The tensor that `apply` needs, computed from A."""
 
     @abc.abstractmethod
     def apply(self, prepared: Tensor, rhs: Tensor) -> Tensor:
@@ -40,9 +44,9 @@ class Solver(abc.ABC):
 
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
-    """A = L L^T, kept as L^-1. If rounding has left A indefinite, the diagonal is raised by `jitter` (relative to its
-    mean), then ten times that, and so on: `retries` attempts, a `JitterWarning` when one succeeds, a `SolveError` if
-    none does."""
+    """A = L L^T, stored as L^-1. If A is indefinite because of rounding, its diagonal is raised by `jitter` times its
+    mean, then by ten times as much, and so on, at most `retries` times. A `JitterWarning` is issued when one of these
+    attempts succeeds, a `SolveError` is raised if none does."""
 
     name = "cholesky"
     jitter: float = 1e-6
@@ -62,13 +66,13 @@ class CholeskySolver(Solver):
 
 @dataclass(frozen=True)
 class SchulzSolver(Solver):
-    """The paper's section 4.4: only matrix products. Each matrix is preconditioned by its own row sums
-    D = diag(A 1), which puts the spectrum of D^(-1/2) A D^(-1/2) into (0, 1], and inverted by
+    """The paper's section 4.4, which uses matrix products only. Each matrix is preconditioned by its own row sums
+    D = diag(A 1), so that the spectrum of N = D^(-1/2) A D^(-1/2) lies in (0, 1], and inverted by
 
         X <- X (13 I - N X (15 I - N X (7 I - N X))) / 4,        X_0 = I
 
-    whose residual R = I - N X turns into (3 R^3 + R^4) / 4 in every step. Its gradient takes the approximate inverse
-    for the true one, so the number of steps should make `schulz_residual` small."""
+    which turns the residual R = I - N X into (3 R^3 + R^4) / 4 in every step. The gradient uses the approximate inverse
+    in place of the true one, so choose enough steps to make `schulz_residual` small."""
 
     name = "schulz"
     num_iterations: int = 8
@@ -84,20 +88,19 @@ class SchulzSolver(Solver):
         return prepared @ rhs
 
 
-SOLVERS: dict[str, Solver] = {solver.name: solver for solver in (CholeskySolver(), SchulzSolver())}
+SOLVERS: Registry[Solver] = Registry("solver")
+
+for _solver in (CholeskySolver, SchulzSolver):
+    SOLVERS.add(_solver.name, _solver())
 
 
 def get_solver(solver: str | Solver) -> Solver:
-    """A solver by name with its default settings, or the object itself."""
-    if isinstance(solver, Solver):
-        return solver
-    if not isinstance(solver, str) or solver not in SOLVERS:
-        raise UnknownNameError("solver", solver, SOLVERS)
-    return SOLVERS[solver]
+    """The solver of this name with its default settings, or the given solver itself."""
+    return solver if isinstance(solver, Solver) else SOLVERS.get(solver)
 
 
 def regularized_solve(gram: Tensor, rhs: Tensor, gamma: float, solver: str | Solver = "cholesky") -> Tensor:
-    """(M + gamma I)^-1 r for M (..., d, d) and r (..., d, Pv)."""
+    """(M + gamma I)^-1 r for M (..., d, d), r (..., d, Pv) and gamma > 0."""
     check_positive("gamma", gamma)
     out: Tensor = _ImplicitSolve.apply(gram, rhs, gamma, get_solver(solver))
     return out
@@ -141,18 +144,18 @@ def schulz_inverse(matrix: Tensor, num_iterations: int) -> Tensor:
 
 
 def schulz_residual(matrix: Tensor, num_iterations: int) -> Tensor:
-    """The Frobenius norm of I - N X for A (..., d, d) after that many steps, one number a matrix."""
+    """The Frobenius norm of I - N X for A (..., d, d) after that many steps, for each matrix."""
     normalised, _ = schulz_precondition(matrix)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.matrix_norm(identity - normalised @ schulz_inverse(normalised, num_iterations))
 
 
 _WHOLE_UP_TO = 32
-"""On the CPU matrices of this size go to LAPACK, one by one; larger ones are put together by batched products."""
+"""Largest size that is left to LAPACK on the CPU, one matrix at a time; larger ones are built by batched products."""
 
 
 def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[Tensor, Tensor]:
-    """L^-1 for A = L L^T (..., d, d), and which matrices (...) are not positive definite. By halves, with
+    """L^-1 for A = L L^T (..., d, d), and which matrices (...) are not positive definite. Computed by halves:
 
     A = [[A1, .], [A2, A3]]:    L1 L1^T = A1,    L2 = A2 L1^-T,    L3 L3^T = A3 - L2 L2^T
 
@@ -176,12 +179,12 @@ def inverse_cholesky(matrix: Tensor, whole_up_to: int = _WHOLE_UP_TO) -> tuple[T
 
 @torch.library.custom_op("skyformer::inverse_factor", mutates_args=())
 def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
-    """`inverse_cholesky` with retries; an operator of its own, so that torch.compile does not trip over them."""
+    """`inverse_cholesky` with retries, as one operator, because torch.compile cannot trace the retries."""
     size = matrix.shape[-1]
     whole_up_to = _WHOLE_UP_TO if matrix.device.type == "cpu" else size
     factor, failed = inverse_cholesky(matrix, whole_up_to)
     if size > whole_up_to:
-        # Substitution on whole matrices bears a worse condition than halves do.
+        # Factorising whole matrices tolerates a larger condition number than computing by halves.
         delicate = failed | _has_tiny_pivot(factor, matrix)
         if bool(delicate.any()):
             factor, failed = _replace_failed(factor, delicate, matrix)
@@ -195,28 +198,28 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         factor, failed = _replace_failed(factor, failed, matrix + torch.diag_embed(added * mean_diagonal))
         if not bool(failed.any()):
             warnings.warn(
-                f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite and got up to "
-                f"{added:.0e} of their mean diagonal added; a larger gamma avoids this",
+                f"{int(first_failed.sum())} of {failed.numel()} matrices were not positive definite; up to "
+                f"{added:.0e} of their mean diagonal was added. Use a larger gamma to avoid this",
                 JitterWarning,
                 stacklevel=2,
             )
             return factor.contiguous()
     raise SolveError(
-        f"{int(failed.sum())} of {failed.numel()} matrices of size {size} stayed indefinite with "
-        f"{added:.0e} of their mean diagonal added; are the inputs finite? "
-        "Otherwise raise gamma, or use solver='schulz'"
+        f"{int(failed.sum())} of {failed.numel()} matrices of size {size} are not positive definite, even after "
+        f"{added:.0e} of their mean diagonal was added; are the inputs finite? "
+        "If they are, use a larger gamma or solver='schulz'"
     )
 
 
 def _has_tiny_pivot(inverse: Tensor, matrix: Tensor) -> Tensor:
-    """Which matrices (...) have a pivot L_ii^2 within a few times the rounding of their entries."""
+    """Which matrices (...) have a pivot L_ii^2 not far above the rounding error of their entries."""
     largest = inverse.diagonal(dim1=-2, dim2=-1).amax(-1).square()
     rounding = 30 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
     return largest * rounding > 1
 
 
 def _replace_failed(factor: Tensor, failed: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Only matrices that still fail are changed, each as little as it needs: no example depends on its batch."""
+    """Factorise whole matrices where it failed. The others are not changed, so no example depends on its batch."""
     whole, again = inverse_cholesky(matrix, matrix.shape[-1])
     return torch.where(failed[..., None, None], whole, factor), failed & again
 

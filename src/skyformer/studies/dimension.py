@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from skyformer.functional import kernelized_attention, skyformer_attention
-from skyformer.landmarks import SAMPLERS, Candidates
+from skyformer.landmarks import SAMPLERS, Candidates, statistical_dimension, suggest_landmarks
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import Table, number
@@ -28,11 +28,10 @@ from skyformer.studies.base import check_names, option, quantile
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
-from skyformer.suggestion import statistical_dimension, suggest_landmarks
 
 DIMENSION, DRAWS, SUGGESTION = "dimension", "draws", "suggestion"
 
-_ROW_SAMPLERS = [name for name in SAMPLERS if name != "segment_means"]
+_ROW_SAMPLERS = ["uniform", "stratified", "queries", "probe", "leverage"]
 """The theorem is about rows; segment means are points of their own."""
 
 _ROUNDING = 1e-9
@@ -213,7 +212,7 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         assert cell.count is not None
         query, key = self._points(cell.weights, cell.length, cell.heads, cell.seed)
         candidates = Candidates(query, key, None, None, GaussianKernel(), query.shape[-1] ** -0.5)
-        rows = SAMPLERS[cell.sampler](candidates, cell.count, torch.Generator().manual_seed(draw))
+        rows = SAMPLERS.get(cell.sampler)(candidates, cell.count, torch.Generator().manual_seed(draw))
         assert isinstance(rows, Tensor)
         return rows
 

@@ -1,19 +1,19 @@
-"""How many landmarks are enough: a number d for a given error, found without the score matrix; the largest
-matrix formed is that of the landmarks that are tried.
+"""How many landmarks are enough: a number d for a given error, found without the score matrix. The largest matrix
+formed is the kernel matrix of the landmarks that are tried.
 
 The error is that of Theorem 1, |C - C~| / |C| in the spectral norm, for the score matrix C = kappa(Q, K). The theorem
-asks for d = c d_stat landmarks, with the statistical dimension
+needs d = c d_stat landmarks, with the statistical dimension
 
     d_stat = tr C-bar (C-bar + lambda I)^-1,        lambda = epsilon |C|,
 
-of the completed matrix C-bar of [Q; K], and leaves the constant c open. What its proof gives for c asks for more
-landmarks than there are rows. So here d_stat is estimated, and c is measured: the error is estimated for d_stat / 128
+of the completed matrix C-bar of [Q; K], and leaves the constant c open. The constant in its proof would need more
+landmarks than there are rows. So here d_stat is estimated and c is measured: the error is estimated for d_stat / 128
 landmarks, then for sqrt(2) times as many, and so on, until it is at most epsilon.
 
 Norms are estimated on m rows and m columns of C. Row i is drawn with probability p_i and divided by sqrt(m p_i), so
-that the Gram matrix of the sampled rows is that of all rows on average; columns likewise. Half of p is uniform, half in
-proportion to the `probe` weights, which estimate the squared norms of the rows: a few rows that make up the norm are
-not missed.
+that the expected Gram matrix of the sampled rows is that of all rows; columns likewise. Half of p is uniform, half is
+proportional to the `probe` weights, which estimate the squared norms of the rows: if a few rows make up most of the
+norm, the sample contains them.
 """
 
 from __future__ import annotations
@@ -25,35 +25,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skyformer.checks import check_at_least, check_mask, check_positive, check_query_key_value, check_scale
+from skyformer.checks import check_at_least, check_masks, check_positive, check_query_key_value, check_scale
 from skyformer.errors import InputError, UnsupportedError
-from skyformer.functional import GAMMA, skyformer_attention
-from skyformer.landmarks import (
-    Candidates,
-    CustomSampler,
-    Landmarks,
-    ProbeSampler,
-    Sampler,
-    get_sampler,
-    joint_mask,
-    landmark_rows,
-    take_rows,
-)
+from skyformer.landmarks.base import Candidates, CustomSampler, Landmarks, Sampler, get_sampler
+from skyformer.landmarks.rows import landmark_rows, shuffle_rows, take_rows
+from skyformer.landmarks.samplers import ProbeSampler
 from skyformer.ops.kernels import Kernel, get_kernel
 from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.products import gram_matrix
+from skyformer.ops.solve import GAMMA, regularized_solve
 
 NUM_SAMPLES = 256
-"""Rows, and columns, of the score matrix that the error is estimated on."""
+"""Number of rows, and of columns, of the score matrix on which the error is estimated."""
 
 NUM_DRAWS = 10
-"""Draws of the landmarks that must all reach the error. A d that fails in three draws of ten passes once in 35 times;
-with three draws it would pass once in three, and a search over many d would end there."""
+"""Number of draws of the landmarks that must all reach the error. A d that fails in three of ten draws passes ten draws
+once in 35 times, but three draws once in three times, and a search over many d would stop there."""
 
 _NUM_BLOCKS = 3
-"""Samples of the score matrix, taken in turn."""
+"""Number of samples of the score matrix, which the draws use in turn."""
 
 _FIRST_SHARE = 1 / 128
-"""The share of d_stat that the search begins with, far below what any sampler has been seen to need."""
+"""The share of d_stat at which the search starts, far below what any sampler needed in our experiments."""
 
 _FEWEST = 8
 _PROBES = 64
@@ -82,22 +75,30 @@ def suggest_landmarks(
 
         |C - C~| <= epsilon |C|        (spectral norms).
 
-    Searched upwards from d_stat / 128, in steps of sqrt(2), with both norms estimated from a sample (see the top of
-    this file): the answer is likely right, not certainly. `docs/reproduction.md` tells how often it was.
+    The search goes up from d_stat / 128 in steps of sqrt(2) and estimates both norms from a sample (see the top of this
+    file), so the answer is right with high probability, not with certainty; `docs/reproduction.md` has measurements.
 
     Args:
-        query: (B, H, L, P). key: (B, H, S, P). Of a typical batch, say; every head of every example counts.
-        epsilon: between 0 and 1.
+        query: (B, H, L, P). key: (B, H, S, P). For example from a typical batch; all heads of all examples are used.
+        epsilon: the relative error to reach, between 0 and 1.
         landmarks, key_mask, query_mask, gamma, scale, kernel: as for `skyformer_attention`.
-        share: how many of the heads must reach epsilon, 1 for all. A few heads that resist may ask for more landmarks
-            than all others together.
-        num_samples: m, the rows and columns that norms are estimated on. No matrix is larger than (L + S) x 64,
-            2m x 2m, m x d or d x d.
-        num_draws: draws of the landmarks that must all reach epsilon.
-        generator: where all draws come from; torch's own by default.
+        share: the share of the heads that must reach epsilon; 1 means all. A few difficult heads may need more
+            landmarks than all others together.
+        num_samples: m, the number of rows and columns on which norms are estimated. No matrix is larger than
+            (L + S) x 64, 2m x 2m, m x d or d x d.
+        num_draws: the number of draws of the landmarks that must all reach epsilon.
+        generator: source of all random numbers; by default torch's global generator.
 
     Returns:
-        d, at most L + S, where Skyformer is exact.
+        d, at most L + S. With L + S landmarks Skyformer is exact.
+
+    Example:
+        >>> import torch, skyformer
+        >>> time = torch.linspace(0, 6, 500)
+        >>> query = key = torch.stack([time.sin(), time.cos()], -1).expand(1, 1, 500, 2)
+        >>> d = skyformer.suggest_landmarks(query, key, epsilon=0.1, generator=torch.Generator().manual_seed(0))
+        >>> 8 <= d <= 64
+        True
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)
@@ -137,10 +138,10 @@ def statistical_dimension(
 ) -> Tensor:
     """An estimate of Theorem 1's d_stat = tr C-bar (C-bar + lambda I)^-1 with lambda = epsilon |C|: float64 (B, H).
 
-    With lambda fixed, d_stat of a random subset of the rows of [Q; K] grows with its size, more and more slowly. Its
-    growth from half of `num_samples` rows to all of them is taken as a power of the size, and continued to all rows:
-    at worst a few percent too small on the heads it was tried on. Exact, but for |C|, when there are no more rows than
-    `num_samples`.
+    With lambda fixed, d_stat of a random subset of the rows of [Q; K] grows with the size of the subset, more and more
+    slowly. Its growth from half of `num_samples` rows to `num_samples` rows is fitted by a power of the size, which is
+    extrapolated to all rows; in our experiments the result was at most a few percent too small. If there are at most
+    `num_samples` rows, d_stat is exact except for the estimate of |C|.
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)
@@ -171,23 +172,20 @@ class SampledBlock:
         return SampledBlock(query, key, query_weight, key_weight, scores, largest_singular_value(scores))
 
     def error(self, candidates: Candidates, drawn: Tensor | Landmarks, gamma: float) -> Tensor:
-        """|C - C~| / |C| on the sample, for landmarks that a sampler drew: (B, H); 0 where C is."""
+        """|C - C~| / |C| on the sample, for landmarks that a sampler drew: (B, H); 0 where C is 0."""
+        kernel, scale = candidates.kernel, candidates.scale
         chosen = _as_points(candidates, drawn)
-        approximation = skyformer_attention(
-            self.query,
-            self.key,
-            torch.diag_embed(self.key_weight),
-            landmarks=lambda *_: chosen,
-            gamma=gamma,
-            scale=candidates.scale,
-            kernel=candidates.kernel,
-        )
-        rest = largest_singular_value(self.scores - approximation * self.query_weight.unsqueeze(-1))
+        W, active = chosen.points, chosen.all_active().unsqueeze(-1)
+        right = kernel.matrix(W, self.key, scale) * self.key_weight.unsqueeze(-2)
+        gram = gram_matrix(W, kernel=kernel, scale=scale).masked_fill(~(active & active.mT), 0)
+        middle = regularized_solve(gram, right.masked_fill(~active, 0), gamma)
+        left = kernel.matrix(self.query, W, scale) * self.query_weight.unsqueeze(-1)
+        rest = largest_singular_value(self.scores - left @ middle)
         return torch.where(self.norm > 0, rest / self.norm, 0.0)
 
 
 def largest_singular_value(matrix: Tensor) -> Tensor:
-    """Of each matrix (..., m, k), by a block power iteration from a fixed start: (...)."""
+    """The largest singular value of each matrix (..., m, k), by block power iteration from a fixed start: (...)."""
     width = min(_POWER_WIDTH, *matrix.shape[-2:])
     start = uniform_noise(0, 0, matrix.shape[-1] * width, matrix.device).to(matrix.dtype) - 0.5
     vectors = start.view(-1, width).expand(*matrix.shape[:-2], -1, -1)
@@ -204,17 +202,14 @@ def _candidates(
     scale: float | None,
     kernel: str | Kernel,
 ) -> Candidates:
-    """Checked, and in float64: the errors to be told apart may be small."""
+    """Checked candidates, in float64, because the errors to compare may be small."""
     check_query_key_value(query, key, key)
-    if query_mask is None and query.shape[2] == key.shape[2]:
-        query_mask = key_mask
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
-    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
+    query_mask = check_masks(query, key, key_mask, query_mask)
     check_scale(scale)
     chosen = get_kernel(kernel)
     if not chosen.radial:
         raise UnsupportedError(
-            f"kernel must be radial, as Theorem 1 has it; got {chosen.name!r}, whose score matrix is normalised by rows"
+            f"kernel must be radial, as in Theorem 1; got {chosen.name!r}, which divides each row of scores by its sum"
         )
     used = query.shape[-1] ** -0.5 if scale is None else scale
     return Candidates(query.double(), key.double(), query_mask, key_mask, chosen, used)
@@ -223,18 +218,18 @@ def _candidates(
 def _check_below_one(name: str, value: float) -> None:
     check_positive(name, value)
     if value >= 1:
-        raise InputError(f"{name} must be below 1, for no landmark at all has the error 1; got {value!r}")
+        raise InputError(f"{name} must be below 1, which is the error without any landmarks; got {value!r}")
 
 
 def _check_share(share: float) -> None:
     check_positive("share", share)
     if share > 1:
-        raise InputError(f"share must be at most 1, all heads; got {share!r}")
+        raise InputError(f"share must be at most 1, which means all heads; got {share!r}")
 
 
 def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:
-    """From a small share of the largest d_stat, in steps of sqrt(2), below `rows`. Even numbers, for half the landmarks
-    come from each side."""
+    """Numbers of landmarks to try: from a small share of the largest d_stat, in steps of sqrt(2), below `rows`. All are
+    even, because half of the landmarks come from each side."""
     count = max(float(_FEWEST), _FIRST_SHARE * float(d_stat.max())) if d_stat.numel() else math.inf
     while round(count / 2) * 2 < rows:
         yield round(count / 2) * 2
@@ -244,11 +239,11 @@ def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:
 def _sample(
     x: Tensor, weight: Tensor, mask: Tensor | None, count: int, seed: int, stream: int
 ) -> tuple[Tensor, Tensor]:
-    """`count` rows of x (B, H, n, P), drawn with replacement, and what each is multiplied by: (B, H, count)."""
+    """`count` rows of x (B, H, n, P), drawn with replacement, and the factors (B, H, count) to multiply them by."""
     if x.shape[2] == 0:
         return x.new_zeros(*x.shape[:2], count, x.shape[-1]), x.new_zeros(*x.shape[:2], count)
     valid = torch.ones_like(weight) if mask is None else mask[:, None].to(weight.dtype).expand_as(weight)
-    probability = (_to_one(weight * valid) + _to_one(valid)) / 2
+    probability = (_normalised(weight * valid) + _normalised(valid)) / 2
     noise = uniform_noise(seed, stream, count, x.device).double().expand(*x.shape[:2], -1).contiguous()
     upto = probability.cumsum(-1)
     rows = torch.searchsorted(upto, noise * upto[..., -1:]).clamp(max=x.shape[2] - 1)
@@ -256,8 +251,8 @@ def _sample(
     return take_rows(x, rows), torch.where(scaled.isfinite(), scaled, 0.0)
 
 
-def _to_one(weight: Tensor) -> Tensor:
-    """Divided by its sum over the last axis; zero if that is."""
+def _normalised(weight: Tensor) -> Tensor:
+    """`weight` divided by its sum over the last axis; zero where the sum is zero."""
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
 
 
@@ -270,7 +265,8 @@ def _as_points(candidates: Candidates, drawn: Tensor | Landmarks) -> Landmarks:
 
 def _estimate_dimension(candidates: Candidates, ridge: Tensor, num_samples: int, seed: int) -> Tensor:
     """d_stat for lambda (B, H), as `statistical_dimension` describes it."""
-    order, total = _shuffled(candidates, seed)
+    valid = candidates.valid_rows()
+    order, total = shuffle_rows(valid, seed, 20), valid.sum(-1, keepdim=True)
     few, many = num_samples // 2, num_samples
     whole = _dimension_of_rows(candidates, order[:, :many], total, ridge)
     half = _dimension_of_rows(candidates, order[:, :few], total, ridge)
@@ -279,18 +275,9 @@ def _estimate_dimension(candidates: Candidates, ridge: Tensor, num_samples: int,
     return torch.minimum(torch.where(total > many, grown, whole), total.double())
 
 
-def _shuffled(candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
-    """The rows of [Q; K] (B, L + S) in random order, valid ones first, and how many are valid (B, 1)."""
-    valid = joint_mask(candidates)
-    # By rank among the valid rows: padding must not change which are drawn.
-    rank = (valid.cumsum(-1) - 1).clamp(min=0)
-    noise = uniform_noise(seed, 20, valid.shape[1], candidates.device)[rank]
-    return noise.masked_fill(~valid, 2.0).argsort(-1), valid.sum(-1, keepdim=True)
-
-
-def _dimension_of_rows(candidates: Candidates, rows: Tensor, valid: Tensor, ridge: Tensor) -> Tensor:
-    """tr G (G + lambda I)^-1 for the kernel matrix G of those of `rows` (B, m) that are `valid` (B, 1) in all."""
-    inside = torch.arange(rows.shape[1], device=rows.device) < valid
+def _dimension_of_rows(candidates: Candidates, rows: Tensor, num_valid: Tensor, ridge: Tensor) -> Tensor:
+    """tr G (G + lambda I)^-1 for the kernel matrix G of the first `num_valid` (B, 1) of `rows` (B, m)."""
+    inside = torch.arange(rows.shape[1], device=rows.device) < num_valid
     chosen = take_rows(torch.cat([candidates.query, candidates.key], 2), rows.unsqueeze(1))
     gram = candidates.kernel.matrix(chosen, chosen, candidates.scale)
     gram = gram.masked_fill(~(inside[:, None, :, None] & inside[:, None, None, :]), 0)
