@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from skyformer.lra import evaluation_loader, load_task, pathfinder, pathfinder_files, prepare
+from skyformer.lra import evaluation_loader, load_task, pathfinder, prepare
 from skyformer.lra.tasks import TASKS, Split
 
 MEGABYTES = 1024
@@ -155,7 +155,7 @@ def pathfinder_figures(data_dir: Path, references: Path | None) -> Iterator[Figu
     yield at_most("pathfinder: memory while preparing", peak, "MB", MEMORY_BOUND)
     if references is not None:
         folder = references / "data/pathfinder32_ref200"
-        examples = next(pathfinder_files.read(folder, pathfinder.Level.HARD))
+        _, examples = next(pathfinder.read(folder, pathfinder.Level.HARD))
         expected = _statistics(examples.tokens.values.reshape(-1, 32, 32))
         yield close_to("pathfinder: mean pixel", drawn.found["mean"], expected["mean"], 0.05)
         yield close_to("pathfinder: pixels above 40", drawn.found["bright"], expected["bright"], 0.05)

@@ -136,8 +136,8 @@ def passages(tokenizer: Tokenizer, texts: Iterator[str], length: int, count: int
 
 def read_reviews(path: Path, split: Split, count: int, seed: int) -> tuple[list[str], Tensor]:
     """`count` reviews, as many good as bad ones, in random order, with labels (count,)."""
-    examples = imdb.read(path)[split]
-    labels = torch.from_numpy(examples.labels).long()
+    parts = [examples for part, examples in imdb.read(path) if part == split]
+    labels = torch.cat([torch.from_numpy(examples.labels) for examples in parts]).long()
     generator = torch.Generator().manual_seed(seed)
     chosen = []
     for label in (0, 1):
@@ -145,7 +145,7 @@ def read_reviews(path: Path, split: Split, count: int, seed: int) -> tuple[list[
         chosen.append(rows[torch.randperm(len(rows), generator=generator)[: count // 2]])
     order = torch.cat(chosen)
     order = order[torch.randperm(len(order), generator=generator)]
-    reviews = list(examples.tokens.rows())
+    reviews = [review for examples in parts for review in examples.tokens.rows()]
     texts = [bytes(reviews[row]).decode(errors="replace").replace("<br />", " ") for row in order.tolist()]
     return texts, labels[order]
 

@@ -53,6 +53,12 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def md5_of(file: Path) -> str:
+    """The MD5 sum of a file's content, to compare it with a published one."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "md5").hexdigest()
+
+
 def read_document(file: Path) -> str:
     """The text of a small file; a `DataError` says why it cannot be read."""
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lra.stand_ins import review_files, write_folder
+from tests.lra.fake_files import review_files, write_folder
 
 SCRIPT = Path(__file__).parent.parent.parent / "examples" / "convert_minilm.py"
 

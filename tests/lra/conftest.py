@@ -1,4 +1,4 @@
-"""Keeps every test of the data away from the user's own data."""
+"""Keeps the tests away from the user's own data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder, and the default one for the time of the test."""
+    """An empty data folder, which is the default one during the test."""
     folder = tmp_path / "data"
     monkeypatch.setenv("SKYFORMER_DATA", str(folder))
     return folder

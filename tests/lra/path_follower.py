@@ -1,7 +1,7 @@
-"""Follows a Pathfinder snake in the pixels alone, knowing how paddles look and how one leads to the next.
+"""Finds a Pathfinder snake in the pixels alone, from the table of paddles.
 
-It is given no label and no record of the drawing. It finds the two dots, then looks for a chain of paddles
-from one to the other, each of which is really there in the image.
+It gets neither the label nor the list of paddles that were drawn. It finds the two dots, then searches for a chain of
+paddles from one to the other that are all visible in the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLEAR_SHARE = 0.3
 
 
 def find_dots(image: Image) -> tuple[Place, Place, float]:
-    """The places of the two dots, and the pixel value that stands for their brightness."""
+    """The places of the two dots, and their brightness as a pixel value."""
     scores = {
         (row, column): _dot_brightness(image, row, column)
         for row in range(1, SIDE - 1)
@@ -52,7 +52,7 @@ class _Follower:
         self.needed = self.table.stroke * TARGET_CONTRAST * brightness - _ROUNDING
 
     def leads(self, origin: Place, tip: Place) -> bool:
-        """Breadth first: all ends that chains from the origin can have, one paddle at a time."""
+        """Breadth-first search over the ends of all chains from the origin, one paddle at a time."""
         ends = {
             (self.table.back(number, *self.table.onward(number, *origin)), number, origin)
             for number in range(len(DEGREES))

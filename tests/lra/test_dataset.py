@@ -1,4 +1,4 @@
-"""A prepared task in code: ids, labels, lengths, and clear words when it is not there."""
+"""A prepared task in code: ids, labels, lengths, and errors that say which command to run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from skyformer.errors import DataError, InputError, UnknownNameError
-from skyformer.lra import Split, load_task, prepare
-from skyformer.lra.examples import Examples, Ragged
+from skyformer.lra import Split, TaskDataset, load_task, prepare
+from skyformer.lra.examples import Examples, Row
 from skyformer.lra.listops import evaluate_symbols
 from skyformer.lra.storage import SplitWriter
 from skyformer.lra.tasks import TASKS
 
-from .stand_ins import pair_files, review_files, write_folder
+from .fake_files import pair_files, review_files, write_folder
 
 
 def test_items(tmp_path: Path) -> None:
@@ -33,33 +33,42 @@ def test_items(tmp_path: Path) -> None:
         task.train[len(task.train)]
 
 
-def test_pairs(tmp_path: Path) -> None:
+def test_pairs_and_max_length(tmp_path: Path) -> None:
     prepare("retrieval", source=write_folder(tmp_path / "pairs", pair_files(4)))
     example = load_task("retrieval").test[1]
     assert example.second is not None
     assert bytes((example.second - 1).tolist()) == b"cd" * 50
     assert example.label == 1
+    short = load_task("retrieval", max_length=70)
+    assert len(short.dev[0].tokens) == 70
+    assert short.dev.lengths().tolist() == [70] * 4
+    assert (short.spec.max_length, short.spec.padded_length) == (70, 128)
+    assert load_task("retrieval").dev.lengths().min() > 70
+    with pytest.raises(InputError, match="max_length must be at least 1; got 0"):
+        load_task("retrieval", max_length=0)
+
+
+def image_dataset(folder: Path, pixels: np.ndarray, max_length: int | None = None) -> TaskDataset:
+    with SplitWriter(folder / "split.arrow", TASKS["image"]) as writer:
+        writer.write(Examples.from_rows([Row(pixels, 3, "photo")]))
+    return TaskDataset(folder / "split.arrow", TASKS["image"].cut_to(max_length))
 
 
 def test_black_pixels_are_not_padding(tmp_path: Path) -> None:
-    from skyformer.lra.dataset import TaskDataset
-
-    with SplitWriter(tmp_path / "split.arrow", TASKS["image"]) as writer:
-        black = Ragged.from_matrix(np.zeros((1, 1024), np.uint8))
-        writer.write(Examples(black, np.array([3], np.uint8), ["night"]))
-    tokens = TaskDataset(tmp_path / "split.arrow", TASKS["image"])[0].tokens
-    assert tokens.tolist() == [1] * 1024
+    assert image_dataset(tmp_path, np.zeros(1024, np.uint8))[0].tokens.tolist() == [1] * 1024
 
 
-def test_max_length_cuts_texts_as_they_are_loaded(tmp_path: Path) -> None:
-    prepare("retrieval", source=write_folder(tmp_path / "pairs", pair_files(4)))
-    task = load_task("retrieval", max_length=70)
-    assert len(task.dev[0].tokens) == 70
-    assert task.dev.lengths().tolist() == [70] * 4
-    assert (task.spec.max_length, task.spec.padded_length) == (70, 128)
-    assert load_task("retrieval").dev.lengths().min() > 70
-    with pytest.raises(InputError, match="max_length must be at least 1, got 0"):
-        load_task("retrieval", max_length=0)
+@pytest.mark.parametrize(("max_length", "side"), [(1024, 32), (1023, 16), (256, 16), (255, 8), (1, 1)])
+def test_photographs_are_averaged_down_to_the_largest_square_that_fits(
+    tmp_path: Path, max_length: int, side: int
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, 1024, dtype=np.uint8)
+    dataset = image_dataset(tmp_path, pixels, max_length)
+    assert (dataset.spec.max_length, dataset.spec.image_side) == (side**2, side)
+    assert dataset.lengths().tolist() == [side**2]
+    blocks = pixels.reshape(side, 32 // side, side, 32 // side).astype(float)
+    means = blocks.transpose(0, 2, 1, 3).reshape(side**2, -1).mean(-1)
+    assert np.abs(dataset[0].tokens.numpy() - 1 - means).max() <= 0.5
 
 
 def test_short_listops_is_a_version_of_its_own() -> None:
@@ -70,31 +79,11 @@ def test_short_listops_is_a_version_of_its_own() -> None:
     for split in Split:
         for example in task[split]:
             assert evaluate_symbols((example.tokens - 1).tolist()) == example.label
-    with pytest.raises(DataError, match=r"though listops-length100-limit20 is, found .*; run: .* listops --limit 20"):
+    message = r"\(other versions are: listops-length100-limit20; .*\); run: skyformer data prepare listops --limit 20"
+    with pytest.raises(DataError, match=message):
         load_task("listops", limit=20)
-    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 20"):
-        load_task("listops", limit=20, max_length=64)
-
-
-def test_photographs_are_averaged_down_to_the_largest_square_that_fits(tmp_path: Path) -> None:
-    from skyformer.lra.dataset import TaskDataset
-
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 1024), dtype=np.uint8)
-    with SplitWriter(tmp_path / "split.arrow", TASKS["image"]) as writer:
-        writer.write(Examples(Ragged.from_matrix(pixels), np.array([3], np.uint8), ["photo"]))
-    for max_length, side in ((1024, 32), (1023, 16), (256, 16), (255, 8), (1, 1)):
-        spec = TASKS["image"].cut_to(max_length)
-        assert (spec.max_length, spec.image_side) == (side**2, side)
-        dataset = TaskDataset(tmp_path / "split.arrow", spec)
-        assert dataset.lengths().tolist() == [side**2]
-        blocks = pixels.reshape(32, 32).reshape(side, 32 // side, side, 32 // side).astype(float)
-        means = blocks.transpose(0, 2, 1, 3).reshape(side**2, -1).mean(-1)
-        assert np.abs(dataset[0].tokens.numpy() - 1 - means).max() <= 0.5
-
-
-def test_drawings_cannot_be_made_smaller() -> None:
-    with pytest.raises(InputError, match=r"at least 1024 for pathfinder, whose thin lines .*; got 512"):
-        load_task("pathfinder", max_length=512)
+    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --seed 2 --limit 20"):
+        load_task("listops", limit=20, max_length=64, seed=2)
 
 
 def test_specification_and_manifest() -> None:
@@ -105,28 +94,20 @@ def test_specification_and_manifest() -> None:
     assert len(task[Split.TEST]) == 3
 
 
-def test_survives_pickling_without_its_data() -> None:
-    prepare("listops", limit=50)
-    train = load_task("listops", limit=50).train
+def test_pickled_without_its_data() -> None:
+    prepare("listops", limit=50, max_length=256)
+    train = load_task("listops", limit=50, max_length=256).train
     expected = train[7].tokens
-    sent = pickle.dumps(train)
-    assert len(sent) < 2_000
-    assert torch.equal(pickle.loads(sent)[7].tokens, expected)
-
-
-def test_not_prepared_says_what_to_run() -> None:
-    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --seed 2 --limit 7"):
-        load_task("listops", limit=7, seed=2)
-    prepare("listops", limit=5)
-    with pytest.raises(DataError, match="though listops-limit5 is"):
-        load_task("listops")
+    pickled = pickle.dumps(train)
+    assert len(pickled) < 2_000
+    assert torch.equal(pickle.loads(pickled)[7].tokens, expected)
 
 
 def test_damaged_says_what_to_run() -> None:
-    prepared = prepare("listops", limit=5)
+    prepared = prepare("listops", limit=5, max_length=64)
     (prepared.folder / prepared.manifest.splits[Split.DEV].file).write_bytes(b"")
-    with pytest.raises(DataError, match="--force"):
-        load_task("listops", limit=5)
+    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 5 --force"):
+        load_task("listops", limit=5, max_length=64)
 
 
 def test_unknown_task() -> None:
@@ -134,10 +115,19 @@ def test_unknown_task() -> None:
         load_task("pathfindr")
 
 
-def test_importing_is_cheap() -> None:
-    """Neither the package nor its table of tasks brings in the heavy libraries."""
-    check = (
-        "import sys, skyformer.lra, skyformer.lra.tasks; "
-        "sys.exit(bool({'datasets', 'pyarrow', 'PIL', 'pandas'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+WITHOUT_THE_EXTRA = """
+import sys
+for name in ("datasets", "pyarrow", "PIL", "filelock", "platformdirs", "pandas"):
+    sys.modules[name] = None
+import skyformer.cli.data, skyformer.lra.tasks
+from skyformer.errors import MissingExtraError
+try:
+    skyformer.lra.load_task
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+def test_importing_needs_no_extra_and_loading_says_which() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_EXTRA], capture_output=True, text=True, check=True)
+    assert "pip install 'skyformer[lra]'" in done.stdout

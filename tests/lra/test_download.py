@@ -1,4 +1,4 @@
-"""Downloads resume, time out and explain themselves, tried against a server on loopback."""
+"""Downloads from a local server: they resume, time out, and report what to do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 
 from skyformer.errors import DataError
 from skyformer.lra.download import Download, OfficialSource
+from skyformer.report.progress import Silent
 
 CONTENT = bytes(range(256)) * 2000
 
 
 class Server:
-    """Serves one file at any address, with the faults a test asks for."""
+    """Serves one file at any address, with the faults that a test sets."""
 
     def __init__(self) -> None:
         self.content = CONTENT
@@ -36,11 +37,11 @@ class Server:
                 outer.answer(self)
 
             def log_message(self, *_: object) -> None:
-                """Quiet."""
+                """Print nothing."""
 
         class QuietServer(ThreadingHTTPServer):
             def handle_error(self, *_: object) -> None:
-                """Clients that hang up are what is tested here."""
+                """Print nothing: the tests make clients hang up."""
 
         self.http = QuietServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -85,20 +86,14 @@ def server() -> Iterator[Server]:
     server.stop()
 
 
-class Recorder:
-    """Remembers the progress it is told of."""
+class Recorder(Silent):
+    """Records the progress of the last task."""
 
-    def __init__(self) -> None:
-        self.total: int | None = None
-        self.done = 0
+    def begin(self, task: str, total: int | None = None, done: int = 0) -> None:
+        self.total, self.first, self.done = total, done, done
 
-    def begin(self, what: str, total: int | None) -> None:
-        self.total, self.done = total, 0
-
-    def advance(self, count: int) -> None:
-        self.done += count
-
-    def note(self, message: str) -> None: ...
+    def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
+        self.done += advance
 
 
 def download(server: Server, folder: Path, md5: str | None = None, timeout: float = 5.0) -> Path:
@@ -109,25 +104,27 @@ def test_whole_file_with_progress(server: Server, tmp_path: Path) -> None:
     recorder = Recorder()
     path = Download(OfficialSource(server.url), tmp_path / "new", recorder).run()
     assert path.read_bytes() == CONTENT
-    assert recorder.total == recorder.done == len(CONTENT)
+    assert (recorder.first, recorder.done, recorder.total) == (0, len(CONTENT), len(CONTENT))
     assert not list(path.parent.glob("*.part*"))
 
 
 def test_broken_connection_resumes_where_it_broke(server: Server, tmp_path: Path) -> None:
     server.cut_after = [100_000, 50_000]
-    assert download(server, tmp_path).read_bytes() == CONTENT
+    recorder = Recorder()
+    assert Download(OfficialSource(server.url), tmp_path, recorder, pause=0.0).run().read_bytes() == CONTENT
+    assert (recorder.first, recorder.done, recorder.total) == (150_000, len(CONTENT), len(CONTENT))
     assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
 def test_next_run_resumes(server: Server, tmp_path: Path) -> None:
     server.cut_after = [1000] * 4
-    with pytest.raises(DataError, match=r"4,000 bytes are kept; the same command resumes"):
+    with pytest.raises(DataError, match=r"4,000 bytes are kept; run the same command to resume"):
         download(server, tmp_path)
     assert download(server, tmp_path).read_bytes() == CONTENT
     assert server.ranges[-1] == "bytes=4000-"
 
 
-def test_a_file_that_changed_meanwhile_starts_over(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_changed_on_the_server_starts_over(server: Server, tmp_path: Path) -> None:
     server.cut_after = [1000] * 4
     with pytest.raises(DataError):
         download(server, tmp_path)
@@ -154,7 +151,7 @@ def test_partial_file_longer_than_the_whole_starts_over(server: Server, tmp_path
 
 
 def test_time_out(server: Server, tmp_path: Path) -> None:
-    server.delay = 0.6
+    server.delay = 0.2
     with pytest.raises(DataError, match="timed out"):
         download(server, tmp_path, timeout=0.05)
 
@@ -167,31 +164,22 @@ def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
     assert source.url in str(caught.value)
 
 
-def test_missing_on_the_server_is_not_tried_again(server: Server, tmp_path: Path) -> None:
-    server.status = 404
-    with pytest.raises(DataError, match="HTTP 404"):
+@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (503, 4)])
+def test_only_temporary_errors_are_tried_again(server: Server, tmp_path: Path, status: int, attempts: int) -> None:
+    server.status = status
+    with pytest.raises(DataError, match=f"HTTP {status}"):
         download(server, tmp_path)
-    assert len(server.ranges) == 1
-
-
-def test_overloaded_server_is_tried_again(server: Server, tmp_path: Path) -> None:
-    server.status = 503
-    with pytest.raises(DataError, match="HTTP 503"):
-        download(server, tmp_path)
-    assert len(server.ranges) == 4
+    assert len(server.ranges) == attempts
 
 
 def test_published_hash(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="instead of the published 0000"):
+        download(server, tmp_path, "0" * 32)
+    assert not list(tmp_path.glob("official.tar.gz")) + list(tmp_path.glob("*.part"))
     assert download(server, tmp_path, hashlib.md5(CONTENT).hexdigest()).exists()
 
 
-def test_wrong_hash_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is published"):
-        download(server, tmp_path, "0" * 32)
-    assert not list(tmp_path.glob("official.tar.gz")) + list(tmp_path.glob("*.part"))
-
-
-def test_what_is_there_is_not_downloaded(server: Server, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_downloaded(server: Server, tmp_path: Path) -> None:
     (tmp_path / "official.tar.gz").write_bytes(b"put here by hand")
     assert download(server, tmp_path).read_bytes() == b"put here by hand"
     assert server.ranges == []

@@ -1,4 +1,4 @@
-"""CIFAR-10 is read from archive or folder, checked by hash, and turned grey."""
+"""CIFAR-10: read from archive or folder, checked against its MD5 sums, and converted to grey."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyformer.errors import DataError
 from skyformer.lra import image
 from skyformer.lra.tasks import Split
 
-from .stand_ins import cifar_files, write_folder, write_tar
+from .fake_files import cifar_files, write_folder, write_tar
 
 
 def test_grey() -> None:
@@ -35,7 +35,7 @@ def test_archive_and_folder_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 def test_wrong_hash_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = cifar_files(monkeypatch)
     files["data_batch_3.bin"] = files["data_batch_3.bin"][:-1] + b"!"
-    with pytest.raises(DataError, match=r"data_batch_3\.bin has MD5"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin is damaged, its MD5 is"):
         list(image.read(write_folder(tmp_path, files)))
 
 

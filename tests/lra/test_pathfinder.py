@@ -1,4 +1,4 @@
-"""Pathfinder: the drawings look like LRA's, and their labels are true."""
+"""Pathfinder: drawings look like LRA's and their labels are true; LRA's folders are read, and never by unpickling."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from skyformer.lra import pathfinder_files
+from skyformer.errors import DataError
+from skyformer.lra.examples import Examples
 from skyformer.lra.paddles import DEGREES, marker, paddle_table
-from skyformer.lra.pathfinder import Drawing, Level, Paddle, draw
+from skyformer.lra.pathfinder import Drawing, Level, Paddle, draw, read
 
 from .path_follower import are_connected, find_dots
 
 REFERENCE_MEAN_PIXEL = 20.3
 REFERENCE_BRIGHT_PIXELS = 142
 REFERENCE_DISTRACTORS = 1.25
-# The references are 200 images, so that their own mean is known to within this only.
+# The standard error of that mean: there are only 200 reference images.
 REFERENCE_DISTRACTORS_ERROR = 0.075
 
 
 @pytest.fixture(scope="module")
 def drawings() -> list[Drawing]:
-    return [draw(np.random.default_rng([11, number])) for number in range(250)]
+    return [draw(np.random.default_rng([11, number])) for number in range(200)]
+
+
+@pytest.fixture(scope="module")
+def reference_images(references: Path) -> Examples:
+    ((_, examples),) = read(references / "data/pathfinder32_ref200", Level.HARD)
+    return examples
 
 
 def bright_pixels(images: np.ndarray) -> float:
@@ -47,9 +55,10 @@ def test_distractors_and_balance_over_many_drawings() -> None:
     assert np.mean([drawing.label for drawing in many]) == pytest.approx(0.5, abs=0.02)
 
 
-def test_constants_describe_the_references(references: Path) -> None:
-    examples = next(pathfinder_files.read(references / "data/pathfinder32_ref200", Level.HARD))
-    images = examples.tokens.values.reshape(-1, 32, 32)
+def test_constants_describe_the_references(reference_images: Examples) -> None:
+    assert len(reference_images) == 200
+    assert reference_images.labels.mean() == pytest.approx(0.515)
+    images = reference_images.tokens.values.reshape(-1, 32, 32)
     assert images.mean() == pytest.approx(REFERENCE_MEAN_PIXEL, rel=0.01)
     assert bright_pixels(images) == pytest.approx(REFERENCE_BRIGHT_PIXELS, rel=0.01)
 
@@ -63,7 +72,7 @@ def is_drawn(drawing: Drawing, paddle: Paddle) -> bool:
 
 def test_label_by_following_the_drawn_path(drawings: list[Drawing]) -> None:
     """From one dot along the paddles, each near the last and in the image, to the snake's other end."""
-    for drawing in drawings[:200]:
+    for drawing in drawings:
         start, goal = drawing.markers
         (path,) = (snake for snake in drawing.snakes if snake[0][:2] == start)
         assert all(is_drawn(drawing, paddle) for paddle in path)
@@ -72,24 +81,27 @@ def test_label_by_following_the_drawn_path(drawings: list[Drawing]) -> None:
         assert (path[-1][:2] == goal) == bool(drawing.label)
 
 
-def test_label_by_following_pixels_alone(drawings: list[Drawing]) -> None:
-    """Without any record: every connected pair is found, and hardly ever one that is not."""
-    found = np.array([are_connected(drawing.pixels, 14) for drawing in drawings[:200]])
-    labels = np.array([drawing.label == 1 for drawing in drawings[:200]])
-    assert found[labels].all()
-    assert found[~labels].mean() < 0.1
-
-
-def test_following_pixels_confirms_the_references(references: Path) -> None:
-    examples = next(pathfinder_files.read(references / "data/pathfinder32_ref200", Level.HARD))
-    images = examples.tokens.values.reshape(-1, 32, 32)
+def assert_labels_follow_from_pixels(images: np.ndarray, labels: np.ndarray) -> None:
+    """Every connected pair is found in the pixels alone, and hardly ever one that is not connected."""
     found = np.array([are_connected(image, 14) for image in images])
-    assert found[examples.labels == 1].all()
-    assert found[examples.labels == 0].mean() < 0.1
+    assert found[labels == 1].all()
+    assert found[labels == 0].mean() < 0.1
+
+
+def test_label_by_following_pixels_alone(drawings: list[Drawing]) -> None:
+    some = drawings[:120]
+    assert_labels_follow_from_pixels(
+        np.stack([drawing.pixels for drawing in some]), np.array([drawing.label for drawing in some])
+    )
+
+
+def test_following_pixels_confirms_the_references(reference_images: Examples) -> None:
+    images = reference_images.tokens.values.reshape(-1, 32, 32)
+    assert_labels_follow_from_pixels(images, reference_images.labels)
 
 
 def test_dots_are_where_the_drawing_says(drawings: list[Drawing]) -> None:
-    for drawing in drawings[:50]:
+    for drawing in drawings[:20]:
         assert {*find_dots(drawing.pixels)[:2]} == {*drawing.markers}
 
 
@@ -128,3 +140,90 @@ def test_marker_is_a_dot() -> None:
     dot = marker(10, 20)
     assert dot[10, 20] > 0.9
     assert dot[10, 16] < 0.1
+
+
+LINES = [f"imgs/0 sample_{number}.png {number} {number % 2} 1.0 14" for number in range(4)]
+
+
+def write_images(root: Path, metadata: str | bytes | np.ndarray, size: int = 32) -> Path:
+    """Four images, and metadata as text or as a NumPy array."""
+    (root / "imgs/0").mkdir(parents=True)
+    (root / "metadata").mkdir()
+    for number in range(4):
+        Image.fromarray(np.full((size, size), number, np.uint8)).save(root / f"imgs/0/sample_{number}.png")
+    if isinstance(metadata, np.ndarray):
+        np.save(root / "metadata/0.npy", metadata, allow_pickle=True)
+    else:
+        (root / "metadata/0.npy").write_bytes(metadata if isinstance(metadata, bytes) else metadata.encode())
+    return root
+
+
+def labels_of(root: Path) -> list[int]:
+    return [label for _, examples in read(root, Level.HARD) for label in examples.labels.tolist()]
+
+
+def test_text_metadata_as_in_the_release(tmp_path: Path) -> None:
+    ((_, examples),) = read(write_images(tmp_path, "\n".join(LINES)), Level.HARD)
+    assert examples.labels.tolist() == [0, 1, 0, 1]
+    assert [int(row[0]) for row in examples.tokens.rows()] == [0, 1, 2, 3]
+    assert examples.sources[3] == "imgs/0/sample_3.png"
+
+
+def test_array_metadata_in_a_level_folder(tmp_path: Path) -> None:
+    write_images(tmp_path / "pathfinder32" / Level.HARD.folder, np.array([line.split() for line in LINES]))
+    assert labels_of(tmp_path) == [0, 1, 0, 1]
+
+
+def test_metadata_files_are_taken_by_number(tmp_path: Path) -> None:
+    write_images(tmp_path, LINES[0])
+    (tmp_path / "metadata" / "10.npy").write_text(LINES[2])
+    (tmp_path / "metadata" / "2.npy").write_text(LINES[1])
+    assert labels_of(tmp_path) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"../../etc passwd 0 1", "leads outside"),
+        (b"/etc passwd 0 1", "leads outside"),
+        (b"imgs/0 sample_0.png 0 7", "label"),
+        (b"imgs/0 sample_9.png 0 1", "sample_9.png is missing"),
+        (b"imgs/0", "expected folder, file"),
+        (b"\xff\xfe\x00", "neither a NumPy array nor text"),
+        (b"\x93NUMPY\x01\x00garbage", "cannot be read as an array"),
+        (np.array([["imgs/0", None]], dtype=object), r"0\.npy .*Pickled arrays are refused"),
+        (np.zeros((2, 2)), "must contain rows of text; got float64"),
+    ],
+)
+def test_bad_metadata(tmp_path: Path, metadata: bytes | np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        labels_of(write_images(tmp_path, metadata))
+
+
+def test_a_wrong_shape_is_found_before_memory_is_allocated(tmp_path: Path) -> None:
+    path = write_images(tmp_path, np.array([line.split() for line in LINES])) / "metadata" / "0.npy"
+    path.write_bytes(path.read_bytes().replace(b"(4, 6), }" + b" " * 9, b"(400000000000, 6)}"))
+    with pytest.raises(DataError, match=r"0\.npy"):
+        labels_of(tmp_path)
+
+
+def test_bad_images(tmp_path: Path) -> None:
+    write_images(tmp_path, "\n".join(LINES), size=33)
+    with pytest.raises(DataError, match="must be 32x32 pixels; got 33x33"):
+        labels_of(tmp_path)
+    (tmp_path / "imgs/0/sample_0.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"sample_0\.png cannot be read"):
+        labels_of(tmp_path)
+
+
+def test_empty_files_are_left_out_as_lra_does(tmp_path: Path) -> None:
+    write_images(tmp_path, "\n".join(LINES))
+    (tmp_path / "imgs/0/sample_1.png").write_bytes(b"")
+    assert labels_of(tmp_path) == [0, 0, 1]
+
+
+def test_not_a_folder_or_without_metadata(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a folder"):
+        labels_of(tmp_path / "missing")
+    with pytest.raises(DataError, match="no metadata"):
+        labels_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Preparing is pure, atomic, and safe to kill, to repeat and to run in several processes."""
+"""Preparing is a pure function of its options, atomic, and safe to kill, to repeat and to run in several processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -15,61 +16,59 @@ import numpy as np
 import pytest
 
 from skyformer.errors import DataError, InputError
-from skyformer.lra import load_task, preparation, prepare
+from skyformer.lra import Prepared, load_task, pathfinder, preparation, prepare
 from skyformer.lra.download import OfficialSource
-from skyformer.lra.storage import MANIFEST, STAGING
+from skyformer.lra.folders import MANIFEST
+from skyformer.lra.preparation import STAGING
 from skyformer.lra.tasks import Split
 from skyformer.processes import end_with_parent
+from skyformer.report.progress import Silent
 
-from .stand_ins import cifar_files, pair_files, review_files, write_folder, write_tar
+from .fake_files import cifar_files, pair_files, review_files, write_folder, write_tar
+
+SMALL = {"limit": 100, "max_length": 64}
+PROCESSES = get_context("forkserver")
+"""Starts processes from a server that has imported everything, so that each starts quickly."""
+PROCESSES.set_forkserver_preload(["skyformer.lra.preparation", "datasets", __name__])
 
 
-def hashes(prepared: preparation.Prepared) -> list[str]:
+def hashes(prepared: Prepared) -> list[str]:
     return [record.sha256 for record in prepared.manifest.splits.values()]
 
 
-@pytest.mark.parametrize("task", ["listops", "pathfinder"])
-def test_generated_sets_are_pure_functions_of_their_options(task: str, tmp_path: Path) -> None:
-    first = prepare(task, limit=8, data_dir=tmp_path / "one")
-    again = prepare(task, limit=8, data_dir=tmp_path / "two")
-    other = prepare(task, limit=8, seed=1, data_dir=tmp_path / "one")
-    assert hashes(first) == hashes(again)
+@pytest.mark.parametrize(("task", "options"), [("listops", SMALL), ("pathfinder", {"limit": 5, "level": "easy"})])
+def test_generated_data_is_a_pure_function_of_its_options(task: str, options: dict[str, int], tmp_path: Path) -> None:
+    first = prepare(task, data_dir=tmp_path / "one", **options)
+    again = prepare(task, data_dir=tmp_path / "two", **options)
+    other = prepare(task, data_dir=tmp_path / "one", seed=1, **options)
     assert (first.folder / MANIFEST).read_text() == (again.folder / MANIFEST).read_text()
     assert not set(hashes(first)) & set(hashes(other))
 
 
 def test_number_of_workers_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "_IMAGES_A_RUN", 4)
+    monkeypatch.setattr(pathfinder, "IMAGES_PER_CHUNK", 4)
+    monkeypatch.setattr(pathfinder, "get_context", lambda _: PROCESSES)
     alone = prepare("pathfinder", limit=10, level="easy", data_dir=tmp_path / "one")
     together = prepare("pathfinder", limit=10, level="easy", data_dir=tmp_path / "two", workers=2)
     assert hashes(alone) == hashes(together)
 
 
 def test_splits_do_not_overlap() -> None:
-    prepare("listops", limit=100)
-    task = load_task("listops", limit=100)
+    prepare("listops", **SMALL)
+    task = load_task("listops", **SMALL)
     rows = [task[split].stored.tokens[index].tobytes() for split in Split for index in range(100)]
     assert len(set(rows)) == 300
 
 
-def test_second_run_leaves_the_first_as_it_is(data_dir: Path) -> None:
-    first = prepare("listops", limit=10)
+def test_prepared_data_is_reused_unless_forced_or_damaged() -> None:
+    first = prepare("listops", **SMALL)
     before = (first.folder / MANIFEST).stat().st_mtime_ns
-    second = prepare("listops", limit=10)
-    assert (first.fresh, second.fresh) == (True, False)
+    assert (first.fresh, prepare("listops", **SMALL).fresh) == (True, False)
     assert (first.folder / MANIFEST).stat().st_mtime_ns == before
-
-
-def test_force_makes_it_again() -> None:
-    prepare("listops", limit=10)
-    assert prepare("listops", limit=10, force=True).fresh
-
-
-def test_damaged_data_is_made_again() -> None:
-    prepared = prepare("listops", limit=10)
-    (prepared.folder / prepared.manifest.splits[Split.TRAIN].file).unlink()
-    assert prepare("listops", limit=10).fresh
-    assert len(load_task("listops", limit=10).train) == 10
+    assert prepare("listops", force=True, **SMALL).fresh
+    (first.folder / first.manifest.splits[Split.TRAIN].file).unlink()
+    assert prepare("listops", **SMALL).fresh
+    assert len(load_task("listops", **SMALL).train) == 100
 
 
 def test_text_dev_is_a_tenth_of_train_and_never_of_test(tmp_path: Path) -> None:
@@ -115,10 +114,10 @@ def test_listops_from_files(tmp_path: Path) -> None:
     assert load_task("listops").train[1].tokens.tolist() == [11, 2, 3, 15]
 
 
-def test_files_with_longer_expressions_than_asked_for(tmp_path: Path) -> None:
+def test_files_with_expressions_that_are_too_long(tmp_path: Path) -> None:
     for name in ("train", "val", "test"):
         (tmp_path / f"basic_{name}.tsv").write_text(f"Source\tTarget\n[MAX {'1 ' * 20}]\t1\n")
-    with pytest.raises(DataError, match="an example of listops has 22 tokens, at most 16"):
+    with pytest.raises(DataError, match="an example of listops must have at most 16 tokens; got 22"):
         prepare("listops", source=tmp_path, max_length=16)
     assert prepare("listops", source=tmp_path, max_length=32).manifest.splits[Split.TRAIN].longest == 22
 
@@ -127,13 +126,13 @@ def test_another_source_needs_force(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "reviews.tar.gz", review_files(10))
     folder = write_folder(tmp_path / "folder", review_files(20))
     prepare("text", source=archive)
-    with pytest.raises(DataError, match=r"already there, from 'reviews.tar.gz'.*--force"):
+    with pytest.raises(DataError, match=r"already prepared from 'reviews.tar.gz'.*--force"):
         prepare("text", source=folder)
     prepare("text", source=folder, force=True)
     assert len(load_task("text").test) == 40
 
 
-def test_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failure_leaves_the_old_data(tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "reviews.tar.gz", review_files(10))
     first = prepare("text", source=archive)
     before = sorted(path.name for path in first.folder.iterdir())
@@ -152,7 +151,7 @@ def test_missing_source(tmp_path: Path) -> None:
 
 
 def test_offline_download_says_what_to_put_where(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation.text, "OFFICIAL", OfficialSource("http://127.0.0.1:9/aclImdb_v1.tar.gz"))
+    monkeypatch.setitem(preparation._OFFICIAL, "text", OfficialSource("http://127.0.0.1:9/aclImdb_v1.tar.gz"))
     monkeypatch.setattr("skyformer.lra.download.time.sleep", lambda _: None)
     with pytest.raises(DataError, match="put it at") as caught:
         prepare("text")
@@ -168,34 +167,29 @@ def test_unwritable_folder(tmp_path: Path) -> None:
         prepare("listops", data_dir=tmp_path / "file")
 
 
-# A server that has everything imported already, so that each process starts at once.
-PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["skyformer.lra.preparation", __name__])
 FRESH, FOUND = 10, 11
 
 
-class Halting:
-    """Says in files that examples were written or another is waited for; after the first it halts until told to go."""
+class Halting(Silent):
+    """Reports by files that examples were written or that it waits; after the first examples it halts until "go"."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, what: str, total: int | None) -> None: ...
-
-    def advance(self, count: int) -> None:
-        self.say("wrote")
+    def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
+        self.report("wrote")
         wait_for((self.folder / "go").exists)
 
     def note(self, message: str) -> None:
-        self.say("waits")
+        self.report("waits")
 
-    def say(self, word: str) -> None:
+    def report(self, word: str) -> None:
         self.folder.mkdir(exist_ok=True)
         (self.folder / word).touch()
 
 
 def prepare_and_exit(folder: Path, progress: Halting, force: bool) -> None:
-    result = prepare("listops", limit=200, max_length=512, data_dir=folder, force=force, progress=progress)
+    result = prepare("listops", data_dir=folder, force=force, progress=progress, **SMALL)
     sys.exit(FRESH if result.fresh else FOUND)
 
 
@@ -211,66 +205,32 @@ def kill(process: BaseProcess) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def wait_for(condition: object, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
 
 
-def test_killed_while_writing_then_run_again(data_dir: Path, tmp_path: Path) -> None:
-    folder = data_dir / "listops-length512-limit200"
-    process = start(data_dir, Halting(tmp_path / "first"))
+@pytest.mark.parametrize("replacing", [False, True])
+def test_killed_while_writing(data_dir: Path, tmp_path: Path, replacing: bool) -> None:
+    """The old data stays, or there is none; the next preparation works and deletes what was left behind."""
+    before = hashes(prepare("listops", **SMALL)) if replacing else []
+    process = start(data_dir, Halting(tmp_path / "first"), force=replacing)
     wait_for((tmp_path / "first" / "wrote").exists)
     kill(process)
+    folder = data_dir / "listops-length64-limit100"
     assert any(path.stat().st_size for path in (folder / STAGING).glob("*.arrow"))
-    assert not (folder / MANIFEST).exists()
-    with pytest.raises(DataError, match="not prepared"):
-        load_task("listops", limit=200, max_length=512)
-    assert prepare("listops", limit=200, max_length=512).fresh
+    if replacing:
+        assert len(load_task("listops", **SMALL).train) == 100
+    else:
+        with pytest.raises(DataError, match="not prepared"):
+            load_task("listops", **SMALL)
+    again = prepare("listops", force=replacing, **SMALL)
+    assert again.fresh
+    assert not replacing or hashes(again) == before
     assert not (folder / STAGING).exists()
     assert len(list(folder.glob("*.arrow"))) == 3
-
-
-def test_killed_while_replacing_leaves_what_was_there(data_dir: Path, tmp_path: Path) -> None:
-    before = hashes(prepare("listops", limit=200, max_length=512))
-    process = start(data_dir, Halting(tmp_path / "first"), force=True)
-    wait_for((tmp_path / "first" / "wrote").exists)
-    kill(process)
-    assert len(load_task("listops", limit=200, max_length=512).train) == 200
-    assert hashes(prepare("listops", limit=200, max_length=512)) == before
-
-
-def begin_work(folder: Path) -> None:
-    end_with_parent()
-    (folder / f"{os.getpid()}.worker").touch()
-
-
-def draw_with_workers(folder: Path) -> None:
-    # Workers from the server that has everything imported; that they can be spawned is tested above.
-    preparation.get_context = lambda _: PROCESSES  # type: ignore[assignment]
-    preparation.end_with_parent = partial(begin_work, folder)
-    prepare("pathfinder", limit=2000, data_dir=folder, workers=2)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here to look for processes in")
-def test_killed_parent_takes_its_workers_along(tmp_path: Path) -> None:
-    process = PROCESSES.Process(target=draw_with_workers, args=(tmp_path,))
-    process.start()
-    wait_for(lambda: len(list(tmp_path.glob("*.worker"))) == 2)
-    workers = [int(file.stem) for file in tmp_path.glob("*.worker")]
-    assert all(_is_running(worker) for worker in workers)
-    kill(process)
-    wait_for(lambda: not any(_is_running(worker) for worker in workers))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        os.kill(pid, 0)
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
 
 
 def test_two_processes_at_once(data_dir: Path, tmp_path: Path) -> None:
@@ -279,8 +239,39 @@ def test_two_processes_at_once(data_dir: Path, tmp_path: Path) -> None:
     wait_for((first.folder / "wrote").exists)
     processes.append(start(data_dir, second))
     wait_for((second.folder / "waits").exists)
-    first.say("go")
+    first.report("go")
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [FRESH, FOUND]
-    assert len(load_task("listops", limit=200, max_length=512).train) == 200
+    assert len(load_task("listops", **SMALL).train) == 100
+
+
+def begin_work(folder: Path) -> None:
+    end_with_parent()
+    (folder / f"{os.getpid()}.worker").touch()
+
+
+def draw_with_workers(folder: Path) -> None:
+    pathfinder.get_context = lambda _: get_context("fork")  # type: ignore[assignment]
+    pathfinder.end_with_parent = partial(begin_work, folder)
+    prepare("pathfinder", limit=2000, data_dir=folder, workers=2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here to look for processes in")
+def test_workers_of_a_killed_process_end(tmp_path: Path) -> None:
+    process = PROCESSES.Process(target=draw_with_workers, args=(tmp_path,))
+    process.start()
+    wait_for(lambda: len(list(tmp_path.glob("*.worker"))) == 2)
+    workers = [int(file.stem) for file in tmp_path.glob("*.worker")]
+    assert all(is_running(worker) for worker in workers)
+    kill(process)
+    wait_for(lambda: not any(is_running(worker) for worker in workers))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        os.kill(pid, 0)
+    except (OSError, IndexError):
+        return False
+    return state != "Z"

@@ -1,4 +1,4 @@
-"""Retrieval's pairs are read from the release archive, a folder or one of its files."""
+"""Retrieval: the pairs are read from the release archive, a folder or one of its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyformer.errors import DataError
 from skyformer.lra import retrieval
 from skyformer.lra.tasks import Split
 
-from .stand_ins import pair_files, pair_lines, write_folder, write_tar
+from .fake_files import pair_files, pair_lines, write_folder, write_tar
 
 
 def counts(path: Path) -> dict[Split, int]:
@@ -30,10 +30,10 @@ def test_release_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["", ".xz"])
 def test_folder_and_single_file(tmp_path: Path, suffix: str) -> None:
     pack = lzma.compress if suffix else bytes
-    files = {f"tsv/{name}{suffix}": pack(data) for name, data in pair_files(1_001).items()}
+    files = {f"tsv/{name}{suffix}": pack(data) for name, data in pair_files(501).items()}
     write_folder(tmp_path, files)
-    assert counts(tmp_path) == dict.fromkeys(Split, 1_001)
-    assert counts(tmp_path / "tsv" / f"new_aan_pairs.eval.tsv{suffix}") == dict.fromkeys(Split, 1_001)
+    assert counts(tmp_path) == dict.fromkeys(Split, 501)
+    assert counts(tmp_path / "tsv" / f"new_aan_pairs.eval.tsv{suffix}") == dict.fromkeys(Split, 501)
 
 
 def test_content(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_content(tmp_path: Path) -> None:
     assert examples.labels.tolist() == [0, 1]
     assert examples.sources == ["P0 Q0", "P1 Q1"]
     assert examples.second is not None
-    assert next(examples.second.rows()).tobytes() == b"cd" * 50
+    assert examples.second.rows()[0].tobytes() == b"cd" * 50
 
 
 def test_both_texts_are_cut(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_both_texts_are_cut(tmp_path: Path) -> None:
     assert examples.tokens.lengths.tolist() == examples.second.lengths.tolist() == [4_000]
 
 
-def test_quotes_are_letters_like_others(tmp_path: Path) -> None:
+def test_quotes_have_no_meaning(tmp_path: Path) -> None:
     files = pair_files(1)
     files["new_aan_pairs.train.tsv"] = b'1.0\ta\tb\t"open\tclose" it\n'
     write_folder(tmp_path, files)
@@ -64,7 +64,7 @@ def test_quotes_are_letters_like_others(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b"1.0\ta\tb\ttext\n", "line 2: expected five fields .* got 4"),
-        (b"2.0\ta\tb\ttext\ttext\n", "line 2: the label is b'2.0'"),
+        (b"2.0\ta\tb\ttext\ttext\n", "line 2: the label must be 0.0 or 1.0; got b'2.0'"),
         (b"\n", "line 2: expected five fields"),
     ],
 )
@@ -88,5 +88,5 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_truncated_xz(tmp_path: Path) -> None:
     files = {f"{name}.xz": lzma.compress(data) for name, data in pair_files(50).items()}
     files["new_aan_pairs.train.tsv.xz"] = files["new_aan_pairs.train.tsv.xz"][:-20]
-    with pytest.raises(DataError, match=r"train\.tsv\.xz ends too early"):
+    with pytest.raises(DataError, match=r"train\.tsv\.xz is truncated"):
         counts(write_folder(tmp_path, files))

@@ -1,8 +1,7 @@
-"""What is written comes back, and what is damaged is noticed."""
+"""Arrow files: what is written comes back, and impossible examples are refused."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,122 +10,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyformer.errors import DataError, InputError, UnknownNameError
-from skyformer.lra.examples import Examples, Ragged
-from skyformer.lra.preparation import prepare
-from skyformer.lra.storage import MANIFEST, SplitWriter, StoredSplit, Variant, damage, read_manifest
+from skyformer.errors import DataError
+from skyformer.lra.examples import Examples, Row
+from skyformer.lra.storage import SplitWriter, StoredSplit
 from skyformer.lra.tasks import TASKS, Split
 
-pairs = st.lists(st.tuples(st.binary(max_size=30), st.binary(max_size=30), st.integers(0, 1)), min_size=1)
+pairs = st.lists(
+    st.builds(Row, st.binary(max_size=30), st.integers(0, 1), st.text(max_size=5), st.binary(max_size=30)), min_size=1
+)
 
 
 @given(st.lists(pairs, min_size=1, max_size=4))
-def test_round_trip_of_ragged_pairs(batches: list[list[tuple[bytes, bytes, int]]]) -> None:
+def test_round_trip_of_ragged_pairs(batches: list[list[Row]]) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "split.arrow"
         with SplitWriter(path, TASKS["retrieval"]) as writer:
             for batch in batches:
-                first, second, labels = zip(*batch, strict=True)
-                sources = [f"row {number}" for number in range(len(batch))]
-                writer.write(
-                    Examples(Ragged.from_rows(first), np.array(labels, np.uint8), sources, Ragged.from_rows(second))
-                )
+                writer.write(Examples.from_rows(batch))
         stored = StoredSplit(path)
-        assert stored.second is not None
         rows = [row for batch in batches for row in batch]
-        found = [
-            (stored.tokens[i].tobytes(), stored.second[i].tobytes(), int(stored.labels[i])) for i in range(len(stored))
-        ]
-        assert found == rows
-        assert stored.lengths().tolist() == [max(len(a), len(b)) for a, b, _ in rows]
+        texts = [[symbols.tobytes() for symbols in stored.texts(row)] for row in range(len(stored))]
+        assert texts == [[row.tokens, row.second] for row in rows]
+        assert stored.labels.tolist() == [row.label for row in rows]
+        assert [stored.source(row) for row in range(len(rows))] == [row.source for row in rows]
+        assert stored.lengths().tolist() == [max(len(row.tokens), len(row.second or b"")) for row in rows]
         record = writer.record(Split.TRAIN)
         assert record.examples == len(rows)
-        assert record.symbols == sum(len(a) + len(b) for a, b, _ in rows)
+        assert record.symbols == sum(len(row.tokens) + len(row.second or b"") for row in rows)
 
 
-def test_one_byte_a_symbol_and_no_padding_on_disk(data_dir: Path) -> None:
-    manifest = prepare("listops", limit=50).manifest
-    record = manifest.splits[Split.TRAIN]
+def test_one_byte_per_symbol_and_no_padding_on_disk(tmp_path: Path) -> None:
+    rows = [Row(b"x" * length, 0, "here") for length in range(1000, 1100)]
+    with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
+        writer.write(Examples.from_rows(rows))
+    record = writer.record(Split.TRAIN)
     assert record.symbols < record.bytes < record.symbols * 1.2
 
 
 @pytest.mark.parametrize(
-    ("labels", "length", "message"), [([0], 4_001, "4001 tokens, at most 4000"), ([2], 5, "expected 0 to 1")]
+    ("label", "length", "message"),
+    [(0, 4_001, "at most 4000 tokens; got 4001"), (2, 5, "from 0 to 1; got 2")],
 )
-def test_impossible_examples_are_refused(tmp_path: Path, labels: list[int], length: int, message: str) -> None:
-    examples = Examples(Ragged.from_rows([b"x" * length]), np.array(labels, np.uint8), ["here"])
+def test_impossible_examples_are_refused(tmp_path: Path, label: int, length: int, message: str) -> None:
     with (
         SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer,
         pytest.raises(DataError, match=message),
     ):
-        writer.write(examples)
+        writer.write(Examples.from_rows([Row(b"x" * length, label, "here")]))
 
 
-def test_variant_names() -> None:
-    assert Variant.of("listops").name == "listops"
-    assert Variant.of("pathfinder", level="hard").name == "pathfinder"
-    assert Variant.of("pathfinder", level="easy", seed=3, limit=10).name == "pathfinder-easy-seed3-limit10"
-    assert Variant.of("listops", max_length=256, seed=3, limit=10).name == "listops-length256-seed3-limit10"
-    assert Variant.of("listops", max_length=2000).name == "listops"
-    assert Variant.of("text", max_length=100).name == "text"
-    assert Variant.of("image", max_length=1024).name == "image"
+def test_empty_split(tmp_path: Path) -> None:
+    with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
+        pass
+    with pytest.raises(DataError, match="the dev split of text is empty"):
+        writer.record(Split.DEV)
 
 
-def test_a_manifest_from_before_there_were_lengths_is_still_read() -> None:
-    prepared = prepare("listops", limit=5)
-    content = json.loads((prepared.folder / MANIFEST).read_text())
-    del content["variant"]["max_length"]
-    (prepared.folder / MANIFEST).write_text(json.dumps(content))
-    assert read_manifest(prepared.folder) == prepared.manifest
-
-
-def test_bad_variants() -> None:
-    with pytest.raises(UnknownNameError, match="unknown task"):
-        Variant.of("audio")
-    with pytest.raises(InputError, match="only pathfinder has levels"):
-        Variant.of("text", level="easy")
-    with pytest.raises(InputError, match="unknown pathfinder level 'brutal'"):
-        Variant.of("pathfinder", level="brutal")
-    with pytest.raises(InputError, match="at least 1"):
-        Variant.of("text", limit=0)
-    with pytest.raises(InputError, match="negative"):
-        Variant.of("text", seed=-1)
-    for max_length in (15, 2001):
-        with pytest.raises(InputError, match=f"max_length of listops must be from 16 to 2000, got {max_length}"):
-            Variant.of("listops", max_length=max_length)
-    with pytest.raises(InputError, match="at least 1024 for pathfinder"):
-        Variant.of("pathfinder", max_length=1000)
-    with pytest.raises(InputError, match="max_length must be at least 1, got -1"):
-        Variant.of("text", max_length=-1)
-
-
-def test_damage_is_found() -> None:
-    prepared = prepare("listops", limit=20)
-    path = prepared.folder / prepared.manifest.splits[Split.DEV].file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    assert damage(prepared.folder, prepared.manifest, thorough=False) == []
-    assert "has changed" in damage(prepared.folder, prepared.manifest, thorough=True)[0]
-    path.write_bytes(content[:-8])
-    assert "the manifest says" in damage(prepared.folder, prepared.manifest, thorough=False)[0]
-    path.unlink()
-    assert "is missing" in damage(prepared.folder, prepared.manifest, thorough=False)[0]
-
-
-@pytest.mark.parametrize("content", ["", "{}", "not json", '{"format": 99}'])
-def test_damaged_manifest(tmp_path: Path, content: str) -> None:
-    (tmp_path / MANIFEST).write_text(content)
-    with pytest.raises(DataError, match="is damaged"):
-        read_manifest(tmp_path)
-
-
-def test_manifest_of_another_format() -> None:
-    prepared = prepare("listops", limit=5)
-    text = (prepared.folder / MANIFEST).read_text()
-    (prepared.folder / MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(DataError, match="has format 2, this version reads 1"):
-        read_manifest(prepared.folder)
+def test_chosen_rows(tmp_path: Path) -> None:
+    with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
+        writer.write(Examples.from_rows([Row(b"ab", 0, "x"), Row(b"c", 1, "y"), Row(b"", 1, "z")]))
+    ((split, examples),) = StoredSplit(tmp_path / "split.arrow").batches(Split.TEST, np.array([2, 0]))
+    assert (split, examples.sources, examples.labels.tolist()) == (Split.TEST, ["z", "x"], [1, 0])
+    assert examples.tokens.values.tobytes() == b"ab"
 
 
 def test_a_file_that_is_not_arrow(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The table of tasks says what the tasks are."""
+"""The specifications of the five tasks."""
 
 from __future__ import annotations
 
@@ -8,47 +8,29 @@ from skyformer.errors import UnknownNameError
 from skyformer.lra.tasks import TASKS, Split, round_up, task_spec
 
 
-def test_five_tasks() -> None:
-    assert list(TASKS) == ["listops", "text", "retrieval", "pathfinder", "image"]
-
-
 @pytest.mark.parametrize(
-    ("name", "classes", "vocabulary", "length", "paired"),
+    ("name", "classes", "vocabulary", "length", "paired", "sizes"),
     [
-        ("listops", 10, 16, 2000, False),
-        ("text", 2, 257, 4000, False),
-        ("retrieval", 2, 257, 4000, True),
-        ("pathfinder", 2, 257, 1024, False),
-        ("image", 10, 257, 1024, False),
+        ("listops", 10, 16, 2000, False, [96_000, 2_000, 2_000]),
+        ("text", 2, 257, 4000, False, [22_500, 2_500, 25_000]),
+        ("retrieval", 2, 257, 4000, True, [147_086, 18_090, 17_437]),
+        ("pathfinder", 2, 257, 1024, False, [160_000, 20_000, 20_000]),
+        ("image", 10, 257, 1024, False, [45_000, 5_000, 10_000]),
     ],
 )
-def test_specifications(name: str, classes: int, vocabulary: int, length: int, paired: bool) -> None:
+def test_specifications(name: str, classes: int, vocabulary: int, length: int, paired: bool, sizes: list[int]) -> None:
     spec = task_spec(name)
-    assert (spec.num_classes, spec.vocab_size, spec.max_length, spec.paired) == (
-        classes,
-        vocabulary,
-        length,
-        paired,
-    )
-    assert spec.padding_id == 0
-    assert len(spec.label_names) == classes
+    assert (spec.name, spec.num_classes, spec.vocab_size) == (name, classes, vocabulary)
+    assert (spec.max_length, spec.paired, spec.padding_id) == (length, paired, 0)
+    assert [spec.sizes[split] for split in Split] == sizes
 
 
-def test_sizes() -> None:
-    assert [TASKS["listops"].sizes[split] for split in Split] == [96_000, 2_000, 2_000]
-    assert [TASKS["pathfinder"].sizes[split] for split in Split] == [160_000, 20_000, 20_000]
-    assert [TASKS["image"].sizes[split] for split in Split] == [45_000, 5_000, 10_000]
-
-
-def test_unknown_name_suggests_a_known_one() -> None:
+def test_order_and_unknown_names() -> None:
+    assert list(TASKS) == ["listops", "text", "retrieval", "pathfinder", "image"]
     with pytest.raises(UnknownNameError, match="Did you mean 'listops'"):
         task_spec("lstops")
 
 
-@pytest.mark.parametrize(("length", "rounded"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])
-def test_round_up(length: int, rounded: int) -> None:
-    assert round_up(length) == rounded
-
-
-def test_padded_length_of_text() -> None:
+def test_rounding_up_to_multiples_of_64() -> None:
+    assert [round_up(length) for length in (0, 1, 64, 65, 2000)] == [64, 64, 64, 128, 2048]
     assert task_spec("text").padded_length == 4032

@@ -1,4 +1,4 @@
-"""IMDb is read the same from an archive and from its folder."""
+"""IMDb: the archive and its extracted folder give the same reviews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyformer.errors import DataError
 from skyformer.lra import text
 from skyformer.lra.tasks import Split
 
-from .stand_ins import review_files, write_folder, write_tar
+from .fake_files import review_files, write_folder, write_tar
 
 EXTRA = {
     "aclImdb/README": b"",
@@ -21,35 +21,34 @@ EXTRA = {
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w"])
 def test_archive(tmp_path: Path, mode: str) -> None:
-    parts = text.read(write_tar(tmp_path / "reviews.tar", review_files(3) | EXTRA, mode))
+    parts = dict(text.read(write_tar(tmp_path / "reviews.tar", review_files(3) | EXTRA, mode)))
     assert list(parts) == [Split.TRAIN, Split.TEST]
     train = parts[Split.TRAIN]
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert train.sources[0] == "train/neg/0_2.txt"
-    assert next(train.tokens.rows()).tobytes() == "neg train 0 é".encode()
+    assert train.tokens.rows()[0].tobytes() == "neg train 0 é".encode()
 
 
 @pytest.mark.parametrize("inner", ["", "aclImdb"])
 def test_folder_gives_the_same(tmp_path: Path, inner: str) -> None:
     files = review_files(3) | EXTRA
     folder = write_folder(tmp_path / "folder", files) / inner
-    from_archive = text.read(write_tar(tmp_path / "reviews.tar.gz", files))
-    from_folder = text.read(folder)
-    for split, part in from_archive.items():
-        assert part.tokens.values.tobytes() == from_folder[split].tokens.values.tobytes()
-        assert part.sources == from_folder[split].sources
+    archive = write_tar(tmp_path / "reviews.tar.gz", files)
+    for (_, one), (_, other) in zip(text.read(archive), text.read(folder), strict=True):
+        assert one.tokens.values.tobytes() == other.tokens.values.tobytes()
+        assert one.sources == other.sources
 
 
 def test_order_is_by_number_not_by_archive(tmp_path: Path) -> None:
     files = dict(reversed(review_files(12).items()))
-    sources = text.read(write_tar(tmp_path / "reviews.tar.gz", files))[Split.TEST].sources
+    sources = dict(text.read(write_tar(tmp_path / "reviews.tar.gz", files)))[Split.TEST].sources
     assert sources[9:12] == ["test/neg/9_2.txt", "test/neg/10_2.txt", "test/neg/11_2.txt"]
 
 
 def test_cut_to_four_thousand_bytes(tmp_path: Path) -> None:
     files = review_files(1)
     files["aclImdb/train/pos/0_7.txt"] = b"x" * 9_999
-    part = text.read(write_tar(tmp_path / "reviews.tar.gz", files))[Split.TRAIN]
+    _, part = next(text.read(write_tar(tmp_path / "reviews.tar.gz", files)))
     assert part.tokens.lengths.max() == 4_000
 
 
@@ -57,4 +56,4 @@ def test_cut_to_four_thousand_bytes(tmp_path: Path) -> None:
 def test_incomplete(tmp_path: Path, missing: str) -> None:
     files = {name: content for name, content in review_files(2).items() if missing not in name}
     with pytest.raises(DataError, match="no reviews in"):
-        text.read(write_folder(tmp_path / "folder", files))
+        list(text.read(write_folder(tmp_path / "folder", files)))

@@ -17,7 +17,7 @@ from skyformer.training.fit import evaluate, resume, train
 from skyformer.training.module import ClassifierModule
 from skyformer.training.runs import Run
 from tests.helpers import refused
-from tests.lra.stand_ins import pair_files, write_folder
+from tests.lra.fake_files import pair_files, write_folder
 from tests.training.tiny import STEPS, assert_same_run, checkpoint, tiny_config
 
 

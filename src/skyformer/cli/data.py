@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyformer.errors import MissingExtraError
+from skyformer.checks import check_at_least
+from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, Split
+from skyformer.report.progress import display
+
+if TYPE_CHECKING:
+    from skyformer.lra.dataset import TaskDataset
+    from skyformer.lra.folders import Manifest
+    from skyformer.lra.inspection import FolderStatus
+    from skyformer.lra.preparation import Prepared
 
 ALL = "all"
+_LONGEST_EXCERPT = 600
 
-app = typer.Typer(help="Make the five Long Range Arena tasks ready, and look at them.", no_args_is_help=True)
+app = typer.Typer(help="Prepare the five tasks of Long Range Arena, and inspect them.", no_args_is_help=True)
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Where data is kept (default: SKYFORMER_DATA, or the platform's data folder)."),
+    typer.Option("--data-dir", help="Data folder (default: SKYFORMER_DATA, or the user's data folder)."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Another seed makes another version.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples a split.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the generated examples, or of the choice of dev examples.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples per split.")]
 LevelName = Annotated[
     str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
 ]
@@ -31,33 +39,12 @@ MaxLength = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which version of which task, and where."""
-
-    task: str
-    seed: int
-    limit: int | None
-    level: str | None
-    max_length: int | None
-    data_dir: Path | None
-
-
-@contextmanager
-def _lra_extra() -> Iterator[None]:
-    """The command line works without the libraries of the data; only its own commands need them."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "lra") from error
-
-
 @app.command("prepare")
 def prepare(
     task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}, or {ALL}.", metavar="TASK")],
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Files you have: the official archive, or its folder.", metavar="PATH"),
+        typer.Option("--from", help="Read the official archive, or a folder with its files.", metavar="PATH"),
     ] = None,
     limit: Limit = None,
     seed: Seed = 0,
@@ -65,42 +52,126 @@ def prepare(
     max_length: MaxLength = None,
     data_dir: DataDir = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that draw Pathfinder (default: all cores).")
+        int | None, typer.Option("--workers", help="Processes that draw Pathfinder images (default: all cores).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it again, even if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again, even if the data is there.")] = False,
 ) -> None:
-    """Make a task ready: generate it, download it, or read files you have with --from."""
-    with _lra_extra():
-        from skyformer.cli.data_actions import prepare_tasks
-    prepare_tasks(Wanted(task, seed, limit, level, max_length, data_dir), source, workers, force)
+    """Prepare a task: generate it, download it, or read local files with --from."""
+    from skyformer.lra.preparation import prepare as prepare_task
+
+    names = _task_names(task, source)
+    failed = []
+    for name in names:
+        # With `all`, --level and --max-length are meant for the one task that has them.
+        own_level = level if task != ALL or name == "pathfinder" else None
+        own_length = max_length if task != ALL or name == "listops" else None
+        _check_length(name, own_length)
+        try:
+            with display() as progress:
+                prepared = prepare_task(
+                    name,
+                    data_dir=data_dir,
+                    source=source,
+                    seed=seed,
+                    limit=limit,
+                    level=own_level,
+                    max_length=own_length,
+                    workers=(os.cpu_count() or 1) if workers is None else workers,
+                    force=force,
+                    progress=progress,
+                )
+            typer.echo(_ready_line(prepared))
+        except DataError as error:
+            if task != ALL:
+                raise
+            failed.append(name)
+            typer.echo(f"{name} failed: {error}", err=True)
+    if failed:
+        raise DataError(f"{len(failed)} of {len(names)} tasks could not be prepared: {', '.join(failed)}")
+
+
+def _task_names(task: str, source: Path | None) -> list[str]:
+    if task == ALL and source is not None:
+        raise InputError(f"--from contains the files of one task; prepare each task separately instead of {ALL!r}")
+    if task != ALL and task not in TASKS:
+        raise UnknownNameError("task", task, [*TASKS, ALL])
+    return list(TASKS) if task == ALL else [task]
+
+
+def _check_length(task: str, max_length: int | None) -> None:
+    if max_length is not None and task in TASKS and task != "listops":
+        raise InputError(
+            f"--max-length must be left out for {task}, whose examples are stored complete and shortened when they are "
+            f"loaded; got {max_length}"
+        )
+
+
+def _ready_line(prepared: Prepared) -> str:
+    state = "is prepared" if prepared.fresh else "was already prepared"
+    return f"{prepared.manifest.variant.name} {state}: {prepared.folder} ({_summary(prepared.manifest)})"
+
+
+def _summary(manifest: Manifest) -> str:
+    counts = ", ".join(f"{record.examples:,} {split}" for split, record in manifest.splits.items())
+    return f"{counts}; {_megabytes(manifest.bytes)}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """Show what is there, how large it is and where it came from, and what is not there yet."""
-    with _lra_extra():
-        from skyformer.cli.data_actions import list_tasks
-    list_tasks(data_dir)
+    """List prepared tasks with their size and source, and the tasks that are not prepared."""
+    from skyformer.lra.folders import Variant, data_dir_or_default, prepare_command
+    from skyformer.lra.inspection import inspect_folders
+    from skyformer.lra.preparation import DOWNLOADS
+
+    root = data_dir_or_default(data_dir)
+    typer.echo(f"data folder: {root}")
+    folders = inspect_folders(data_dir)
+    for folder in folders:
+        typer.echo(f"  {folder.name:<27} {_describe(folder)}")
+    for name in [name for name in TASKS if name not in {folder.name for folder in folders}]:
+        command = prepare_command(Variant.of(name), data_dir)
+        typer.echo(f"  {name:<27} not prepared ({TASKS[name].summary}); run: {command}")
+    for archive in sorted(path for path in (root / DOWNLOADS).glob("*gz") if path.is_file()):
+        size = _megabytes(archive.stat().st_size)
+        typer.echo(f"  {DOWNLOADS}/{archive.name:<17} {size}; not needed after preparation")
+
+
+def _describe(folder: FolderStatus) -> str:
+    if folder.problems or folder.manifest is None:
+        return f"damaged: {folder.problems[0]}"
+    return f"{_summary(folder.manifest)}; from {folder.manifest.source}"
 
 
 @app.command("verify")
 def verify(
     tasks: Annotated[
-        list[str] | None, typer.Argument(help="Folders to recheck, as `data list` names them (default: all).")
+        list[str] | None, typer.Argument(help="Folders to check, as `data list` prints them (default: all).")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Recheck prepared tasks: every file is there and has the SHA-256 its manifest says."""
-    with _lra_extra():
-        from skyformer.cli.data_actions import verify_tasks
-    verify_tasks(tasks or [], data_dir)
+    """Check that all files of prepared tasks are there and have the SHA-256 sum of their manifest."""
+    from skyformer.lra.folders import data_dir_or_default
+    from skyformer.lra.inspection import inspect_folders
+
+    folders = inspect_folders(data_dir, tasks or (), check_hashes=True)
+    for folder in folders:
+        typer.echo(f"{folder.name}: {'; '.join(folder.problems) or 'ok'}")
+    if not folders:
+        typer.echo(f"nothing is prepared in {data_dir_or_default(data_dir)}")
+    damaged = [folder.name for folder in folders if folder.problems]
+    if damaged:
+        raise DataError(f"damaged: {', '.join(damaged)}; prepare again with --force")
 
 
 @app.command("show")
 def show(
     task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.", metavar="TASK")],
-    number: Annotated[int, typer.Option("-n", "--number", help="How many, spread over the part.")] = 3,
-    split: Annotated[Split, typer.Option("--split", help="Which part.")] = Split.TRAIN,
+    number: Annotated[int, typer.Option("-n", "--number", help="Number of examples, spread over the split.")] = 3,
+    split: Annotated[Split, typer.Option("--split", help="The split to take examples from.")] = Split.TRAIN,
     png: Annotated[Path | None, typer.Option("--png", help="Write images to this file instead.")] = None,
     limit: Limit = None,
     seed: Seed = 0,
@@ -108,7 +179,42 @@ def show(
     max_length: MaxLength = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Print examples; an image or path as a picture, in the terminal or to a PNG file."""
-    with _lra_extra():
-        from skyformer.cli.data_actions import show_examples
-    show_examples(Wanted(task, seed, limit, level, max_length, data_dir), number, split, png)
+    """Print examples; images are drawn in the terminal, or written to a PNG file."""
+    from skyformer.lra.dataset import load_task
+    from skyformer.lra.inspection import save_images
+
+    check_at_least("-n", number, 1)
+    _check_length(task, max_length)
+    loaded = load_task(task, data_dir, seed=seed, limit=limit, level=level, max_length=max_length)
+    dataset, side = loaded[split], loaded.spec.image_side
+    count = min(number, len(dataset))
+    rows = [place * len(dataset) // count for place in range(count)]
+    if png is None:
+        for row in rows:
+            typer.echo(_heading(dataset, row, split))
+            typer.echo(_body(dataset, row))
+    elif side is None:
+        raise InputError(f"--png needs a task with images, and {task} has none; leave it out")
+    else:
+        save_images([dataset.stored.tokens[row].reshape(side, side) for row in rows], png)
+        typer.echo(f"{count} examples of {task} -> {png}")
+
+
+def _heading(dataset: TaskDataset, row: int, split: Split) -> str:
+    label = int(dataset.stored.labels[row])
+    lengths = " + ".join(f"{len(symbols):,}" for symbols in dataset.stored.texts(row))
+    name = dataset.spec.label_names[label]
+    return f"{split} {row}: label {label} ({name}), {lengths} tokens, from {dataset.stored.source(row)}"
+
+
+def _body(dataset: TaskDataset, row: int) -> str:
+    from skyformer.lra.inspection import as_half_blocks, as_letters, as_text
+
+    side = dataset.spec.image_side
+    if side is not None:
+        draw = as_half_blocks if sys.stdout.isatty() and "NO_COLOR" not in os.environ else as_letters
+        return draw(dataset.stored.tokens[row].reshape(side, side)) + "\n"
+    texts = (as_text(symbols, dataset.spec) for symbols in dataset.stored.texts(row))
+    return "\n".join(
+        (text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]} ...") + "\n" for text in texts
+    )

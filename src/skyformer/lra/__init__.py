@@ -1,13 +1,16 @@
 """Long Range Arena: five tasks, generated or read here, ready for a PyTorch `DataLoader`.
 
-    from skyformer.lra import load_task, prepare, training_loader
+>>> from tempfile import TemporaryDirectory
+>>> from skyformer.lra import load_task, prepare, training_loader
+>>> with TemporaryDirectory() as folder:
+...     _ = prepare("listops", data_dir=folder, limit=20, max_length=64)
+...     task = load_task("listops", data_dir=folder, limit=20, max_length=64)
+...     for batch in training_loader(task.train, batch_size=4, num_steps=2):
+...         print(tuple(batch.tokens.shape), batch.mask.dtype, tuple(batch.label.shape))
+(4, 64) torch.bool (4,)
+(4, 64) torch.bool (4,)
 
-    prepare("listops", limit=1000)
-    task = load_task("listops", limit=1000)
-    for batch in training_loader(task.train, batch_size=32, num_steps=100):
-        batch.tokens, batch.mask, batch.label
-
-Names are loaded when they are first used, so that importing this package costs nothing.
+Names are imported when they are first used, so that `import skyformer.lra` is quick and needs no optional package.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from skyformer.errors import MissingExtraError
+from skyformer.errors import missing_extra
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import (
@@ -49,26 +52,15 @@ __all__ = [
     "training_loader",
 ]
 
-_HOME = {
-    "batching": (
-        "Batch",
-        "EvaluationBatches",
-        "TrainingBatches",
-        "collate",
-        "evaluation_loader",
-        "training_loader",
-    ),
-    "dataset": ("Example", "Task", "TaskDataset", "load_task"),
-    "preparation": ("Prepared", "prepare"),
-    "tasks": ("TASKS", "Split", "TaskSpec", "task_spec"),
-}
-
 
 def __getattr__(name: str) -> object:
-    for module, names in _HOME.items():
-        if name in names:
-            try:
-                return getattr(import_module(f"skyformer.lra.{module}"), name)
-            except ModuleNotFoundError as error:
-                raise MissingExtraError(str(error.name), "lra") from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        modules = (import_module(f"{__name__}.{module}") for module in ("tasks", "dataset", "batching", "preparation"))
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        raise missing from error

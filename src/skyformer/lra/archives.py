@@ -1,7 +1,7 @@
-"""Reading archives that may be damaged or hostile: streamed, never unpacked to disk, every size bounded.
+"""Read archives that may be damaged or hostile: streamed, never extracted to disk, with a limit on every size.
 
-Nothing is written, so a path cannot escape; it is refused all the same, because an archive that tries is
-not the official one. Links, devices and sparse files are refused too.
+The filters of `tarfile` guard extraction to disk only; here nothing is extracted, and what they do not bound is memory.
+Paths that lead outside, links, devices and sparse files are still refused: the official archives contain none.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _XZ_MEMORY = 256 * 2**20
 _READ_SIZE = 2**18
-# Between two members an archive may spend this much on headers and padding before it counts as hostile.
 _HEADER_ALLOWANCE = 2**20
+"""Bytes that headers and padding between two members may take before the archive is refused."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an official archive stays well below."""
+    """Upper limits for an archive; the official one stays well below them."""
 
     members: int
     member_bytes: int
@@ -37,20 +37,20 @@ class Limits:
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while reading `path` into an error that names it."""
+def read_errors_name(path: Path) -> Iterator[None]:
+    """Turn any error from reading `path` into a `DataError` that names it."""
     try:
         yield
     except EOFError as error:
-        raise DataError(f"{path} ends too early: it is truncated. Download it again, or copy it again.") from error
+        raise DataError(f"{path} is truncated: it ends too early. Download or copy it again.") from error
     except (tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} cannot be read as an archive ({error}): it is damaged or of another kind.") from error
+        raise DataError(f"{path} cannot be read as an archive ({error}): it is damaged or not an archive.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 class _XzReader(io.RawIOBase):
-    """An xz stream with a bound on the decoder's memory, which `lzma.open` does not offer."""
+    """An xz stream with a limit on the decoder's memory, which `lzma.open` does not offer."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -76,8 +76,8 @@ class _XzReader(io.RawIOBase):
         return b""
 
 
-class _MeteredReader(io.RawIOBase):
-    """Passes bytes on until a budget is spent, so that no header or member can be absurdly large."""
+class _LimitedReader(io.RawIOBase):
+    """Passes bytes on until a budget is used up, so that no header or member can exhaust memory."""
 
     def __init__(self, stream: IO[bytes], path: Path, limits: Limits) -> None:
         self._stream, self._path, self._limits = stream, path, limits
@@ -88,22 +88,21 @@ class _MeteredReader(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        wanted = _READ_SIZE if size is None or size < 0 else size
-        data = self._stream.read(wanted)
+        data = self._stream.read(_READ_SIZE if size is None or size < 0 else size)
         self._total += len(data)
         self.budget -= len(data)
         if self.budget < 0 or self._total > self._limits.total_bytes:
             raise DataError(
-                f"{self._path} unpacks to an absurd size (over {self._limits.total_bytes:,} bytes in all, "
-                f"or a huge header): it is not the official archive."
+                f"{self._path} is too large when decompressed (more than {self._limits.total_bytes:,} bytes in total, "
+                f"or a header of more than {_HEADER_ALLOWANCE:,}): it is not the official archive."
             )
         return data
 
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """A file's content, decompressed if it is gzip or xz by its first bytes."""
-    with blaming(path):
+    """A file's content, decompressed if its first bytes say that it is gzip or xz."""
+    with read_errors_name(path):
         raw = path.open("rb")
     with raw:
         magic = raw.read(len(_XZ_MAGIC))
@@ -117,43 +116,57 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _check_member(info: tarfile.TarInfo, path: Path, limits: Limits) -> None:
-    name = PurePosixPath(info.name)
-    if name.is_absolute() or ".." in name.parts:
-        raise DataError(f"{path} holds {info.name!r}, a path that leads outside: it is not the official archive.")
-    if not (info.isreg() or info.isdir()) or info.issparse():
-        raise DataError(f"{path} holds {info.name!r}, a link or a special file: it is not the official archive.")
-    if info.size > limits.member_bytes:
-        raise DataError(
-            f"{path} holds {info.name!r} of {info.size:,} bytes, an absurd size (at most "
-            f"{limits.member_bytes:,} expected): it is not the official archive."
-        )
+    problem = None
+    if leads_outside(info.name):
+        problem = "a path outside the archive's folder"
+    elif not (info.isreg() or info.isdir()) or info.issparse():
+        problem = "a link or a special file"
+    elif info.size > limits.member_bytes:
+        problem = f"{info.size:,} bytes, which is too large (at most {limits.member_bytes:,} expected)"
+    if problem:
+        raise DataError(f"{path} contains {info.name!r}, {problem}: it is not the official archive.")
+
+
+def leads_outside(name: str) -> bool:
+    """Whether a relative path could lead out of its folder."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts
 
 
 def tar_members(path: Path, wanted: Callable[[str], bool], limits: Limits) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of the wanted files of a tar archive, in its order; read a content before going on.
+    """Name and content of the wanted files of a tar archive, in its order; read each before asking for the next.
 
-    When the caller takes them all, the archive is read to its very end, so that its checksum is checked too.
+    If the caller takes all of them, the archive is read to its end, so that its checksum is checked too.
     """
-    with open_decompressed(path) as stream, blaming(path):
-        metered = _MeteredReader(stream, path, limits)
-        with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
+    with open_decompressed(path) as stream, read_errors_name(path):
+        limited = _LimitedReader(stream, path, limits)
+        with tarfile.open(fileobj=cast(IO[bytes], limited), mode="r|") as archive:
             for number, info in enumerate(archive):
                 if number >= limits.members:
-                    raise DataError(f"{path} holds over {limits.members:,} files: it is not the official archive.")
+                    raise DataError(f"{path} contains over {limits.members:,} files: it is not the official archive.")
                 _check_member(info, path, limits)
-                metered.budget = _HEADER_ALLOWANCE + info.size
+                limited.budget = _HEADER_ALLOWANCE + info.size
                 content = archive.extractfile(info) if info.isreg() and wanted(info.name) else None
                 if content is not None:
                     yield info.name, content
-        metered.budget = _HEADER_ALLOWANCE
-        while metered.read(_READ_SIZE):
+        limited.budget = _HEADER_ALLOWANCE
+        while limited.read(_READ_SIZE):
             pass
 
 
-def read_fully(content: IO[bytes], path: Path, name: str) -> bytes:
-    """All of a member's bytes."""
-    with blaming(path):
-        data = content.read()
-    if not isinstance(data, bytes):
-        raise DataError(f"{path}: {name} has no content")
-    return data
+def read_files(path: Path, inner: str, wanted: Callable[[str], bool], limits: Limits) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of the wanted files of an archive, or of its extracted folder.
+
+    Args:
+        path: the archive, the folder `inner` that it contains, or the folder that `inner` is in.
+    """
+    if path.is_dir():
+        root = path / inner if (path / inner).is_dir() else path
+        for file in root.rglob("*"):
+            if wanted(file.relative_to(root).as_posix()) and file.is_file():
+                with read_errors_name(file):
+                    yield file.relative_to(root).as_posix(), file.read_bytes()
+        return
+    for name, content in tar_members(path, wanted, limits):
+        with read_errors_name(path):
+            yield name, content.read()

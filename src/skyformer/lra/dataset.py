@@ -1,7 +1,8 @@
-"""A prepared task in code: `load_task` gives train, dev and test sets for a PyTorch `DataLoader`."""
+"""A prepared task in code: `load_task` returns train, dev and test sets for a PyTorch `DataLoader`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from skyformer.lra.examples import Integers, Symbols, shrink
-from skyformer.lra.places import find
-from skyformer.lra.storage import Manifest, StoredSplit, Variant
+from skyformer.lra.examples import Integers, Symbols
+from skyformer.lra.folders import Manifest, Variant, find_prepared
+from skyformer.lra.storage import StoredSplit
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, Split, TaskSpec
 
 
 class Example(NamedTuple):
-    """One example: token ids (never padding), its label, its number in the split, its partner in a pair."""
+    """One example: its token ids without padding, its label, its number in the split, and the second text of a pair."""
 
     tokens: Tensor
     label: int
@@ -28,14 +29,21 @@ class Example(NamedTuple):
 
 
 def fit(symbols: Symbols, spec: TaskSpec) -> Symbols:
-    """An example at the length of its task: an image made smaller, a text cut."""
+    """An example with at most as many tokens as its task allows: an image is averaged down, a text is cut."""
     if spec.image_side is not None and len(symbols) > spec.max_length:
-        return shrink(symbols, spec.image_side)
+        return _shrink(symbols, spec.image_side)
     return symbols[: spec.max_length]
 
 
+def _shrink(pixels: Symbols, side: int) -> Symbols:
+    """A flattened square image, averaged down to a smaller side that divides its own."""
+    block = math.isqrt(len(pixels)) // side
+    means = pixels.reshape(side, block, side, block).mean(axis=(1, 3))
+    return np.rint(means).astype(np.uint8).reshape(-1)
+
+
 class TaskDataset(Dataset[Example]):
-    """One split of a task, memory-mapped; in worker processes it is opened anew rather than copied."""
+    """One split of a task, memory-mapped; worker processes open the file again instead of copying its content."""
 
     def __init__(self, path: Path, spec: TaskSpec) -> None:
         self.spec = spec
@@ -44,7 +52,7 @@ class TaskDataset(Dataset[Example]):
 
     @property
     def stored(self) -> StoredSplit:
-        """The symbols as they lie on disk."""
+        """The symbols as they are stored on disk."""
         if self._stored is None:
             self._stored = StoredSplit(self._path)
         return self._stored
@@ -57,25 +65,25 @@ class TaskDataset(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        row, stored = index % len(self), self.stored
-        second = None if stored.second is None else self._ids(stored.second[row])
-        return Example(self._ids(stored.tokens[row]), int(stored.labels[row]), row, second)
-
-    def _ids(self, symbols: Symbols) -> Tensor:
-        return torch.from_numpy(fit(symbols, self.spec).astype(np.int64) + FIRST_SYMBOL_ID)
+            raise IndexError(f"index must be from {-len(self)} to {len(self) - 1}; got {index}")
+        row = index % len(self)
+        tokens, *second = (
+            torch.from_numpy(fit(symbols, self.spec).astype(np.int64) + FIRST_SYMBOL_ID)
+            for symbols in self.stored.texts(row)
+        )
+        return Example(tokens, int(self.stored.labels[row]), row, *second)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         return [self[index] for index in indices]
 
     def lengths(self) -> Integers:
-        """Tokens of each example; of a pair, the longer half."""
+        """Number of tokens of each example; of a pair, that of the longer text."""
         return np.minimum(self.stored.lengths(), self.spec.max_length)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A prepared task: its specification, its three sets, and what its manifest says."""
+    """A prepared task: its specification, its three splits, its folder and its manifest."""
 
     spec: TaskSpec
     train: TaskDataset
@@ -97,11 +105,20 @@ def load_task(
     level: str | None = None,
     max_length: int | None = None,
 ) -> Task:
-    """A task that `prepare` made ready with the same options; `max_length` cuts texts and shrinks photographs
-    here, as they are read."""
+    """Load a task that was prepared with the same options.
+
+    Args:
+        name: listops, text, retrieval, pathfinder or image.
+        data_dir: the data folder; by default that of the environment variable SKYFORMER_DATA, or the user's.
+        seed, limit, level: as in `prepare`.
+        max_length: for ListOps as in `prepare`. The other tasks are stored complete and shortened when they are read:
+            texts are cut, photographs averaged down.
+
+    Returns:
+        The task, with `spec`, `train`, `dev` and `test`.
+    """
     variant = Variant.of(name, seed=seed, limit=limit, level=level, max_length=max_length)
-    folder, manifest = find(variant, data_dir)
-    files = [folder / manifest.splits[split].file for split in Split]
+    folder, manifest = find_prepared(variant, data_dir)
     spec = variant.spec.cut_to(max_length)
-    train, dev, test = (TaskDataset(file, spec) for file in files)
+    train, dev, test = (TaskDataset(folder / manifest.splits[split].file, spec) for split in Split)
     return Task(spec, train, dev, test, folder, manifest)

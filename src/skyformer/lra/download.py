@@ -1,8 +1,11 @@
-"""Downloads that resume: a partial file, the server's own mark of its version, an atomic finish."""
+"""Downloads that resume after an interruption, also in a later run, and appear under their name only when complete.
+
+Written here because pooch, the usual library for this, starts an interrupted download over.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import os
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +16,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from skyformer.errors import DataError
-from skyformer.lra.progress import Progress, Silent
+from skyformer.files import md5_of, sync_folder, write_atomic
+from skyformer.report.progress import Progress, Silent
 
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 4
@@ -24,7 +28,7 @@ _NETWORK_ERRORS = (urllib.error.URLError, HTTPException, OSError)
 
 @dataclass(frozen=True)
 class OfficialSource:
-    """Where a file is published, and its MD5 where that is published as well."""
+    """The address of a published file, and its MD5 sum if that is published too."""
 
     url: str
     md5: str | None = None
@@ -35,11 +39,11 @@ class OfficialSource:
 
 
 class _InterruptedError(Exception):
-    """The connection broke; what came so far is kept."""
+    """The connection broke; what was received is kept."""
 
 
 class Download:
-    """One file on its way from an official source into a folder."""
+    """The download of one official file into a folder."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Download:
         self._version = folder / f"{source.file_name}.part.version"
 
     def run(self) -> Path:
-        """The finished file: what is there already, or else downloaded."""
+        """Download the file unless it is there already; returns its path."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.target}.lock"):
             if not self.target.exists():
@@ -64,6 +68,7 @@ class Download:
                 self._check_md5()
                 self._partial.replace(self.target)
                 self._version.unlink(missing_ok=True)
+                sync_folder(self.target.parent)
         return self.target
 
     def _fetch(self) -> None:
@@ -87,7 +92,7 @@ class Download:
 
     def _handle_refusal(self, error: urllib.error.HTTPError) -> None:
         if error.code == 416:
-            # What is here does not fit what is there now: the next attempt starts from nothing.
+            # The partial file is longer than the file on the server: the next attempt starts over.
             self._partial.unlink(missing_ok=True)
             raise _InterruptedError from error
         if error.code in (408, 429) or error.code >= 500:
@@ -110,43 +115,47 @@ class Download:
         start = self._received if resumed else 0
         if resumed and not (response.headers["Content-Range"] or "").startswith(f"bytes {start}-"):
             self._partial.unlink()
-            raise _InterruptedError("the server resumed at another place than asked")
+            raise _InterruptedError("the server did not resume where it was asked to")
         length = response.headers["Content-Length"]
         total = start + int(length) if length else None
         self._remember_version(response)
-        self.progress.begin(f"downloading {self.source.file_name}", total)
-        self.progress.advance(start)
-        with self._partial.open("ab" if resumed else "wb") as file:
-            while block := response.read(_BLOCK):
-                file.write(block)
-                self.progress.advance(len(block))
+        self._write(response, "ab" if resumed else "wb", start, total)
         if total is not None and self._received != total:
             raise _InterruptedError(f"the connection ended after {self._received:,} of {total:,} bytes")
 
+    def _write(self, response: HTTPResponse, mode: str, start: int, total: int | None) -> None:
+        title = f"downloading {self.source.file_name}"
+        self.progress.begin(title, total, done=start)
+        with self._partial.open(mode) as file:
+            while block := response.read(_BLOCK):
+                file.write(block)
+                self.progress.update(title, advance=len(block))
+            file.flush()
+            os.fsync(file.fileno())
+        self.progress.end(title)
+
     def _remember_version(self, response: HTTPResponse) -> None:
-        """Keep what tells this version of the file from another; a weak tag cannot, nor can nothing."""
+        """Store what identifies this version of the file; weak or missing ETags cannot identify a version."""
         tag = response.headers["ETag"] or ""
         version = tag if tag.startswith('"') else response.headers["Last-Modified"]
         if version:
-            self._version.write_text(version)
+            write_atomic(self._version, version)
         else:
             self._version.unlink(missing_ok=True)
 
     def _check_md5(self) -> None:
         if self.source.md5 is None:
             return
-        with self._partial.open("rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
+        found = md5_of(self._partial)
         if found != self.source.md5:
             self._partial.unlink()
             raise DataError(
-                f"{self.source.url} came with MD5 {found}, but {self.source.md5} is published: "
-                f"the download was thrown away. Try again, or get {self.source.file_name} elsewhere and "
-                f"pass it with --from."
+                f"{self.source.url} has MD5 {found} instead of the published {self.source.md5}: the download was "
+                f"deleted. Try again, or get {self.source.file_name} elsewhere and pass it with --from."
             )
 
     def _advice(self, cause: BaseException) -> str:
-        kept = f" {self._received:,} bytes are kept; the same command resumes." if self._received else ""
+        kept = f" {self._received:,} bytes are kept; run the same command to resume." if self._received else ""
         return (
             f"cannot download {self.source.url} ({_reason(cause)}).{kept} Without a connection, get "
             f"{self.source.file_name} elsewhere and pass it with --from PATH, or put it at {self.target}."

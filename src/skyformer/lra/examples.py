@@ -1,21 +1,26 @@
-"""Examples in bulk: flat symbols and lengths, as readers, generators and the writer pass them on."""
+"""Examples in memory, as readers and generators pass them to the writer, and seeded choices among them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from skyformer.lra.tasks import Split
+
 Symbols = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
+
+ROWS_PER_BATCH = 1_000
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths, end to end."""
+    """Rows of different lengths, stored one after another in one array."""
 
     values: Symbols
     lengths: Integers
@@ -30,48 +35,78 @@ class Ragged:
     def from_matrix(cls, matrix: Symbols) -> Ragged:
         return cls(matrix.reshape(-1), np.full(len(matrix), matrix.shape[1], np.int64))
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     @property
     def offsets(self) -> Integers:
         """Where each row starts, and where the last one ends."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
-    def rows(self) -> Iterator[Symbols]:
-        ends = np.cumsum(self.lengths)
-        for start, end in zip((ends - self.lengths).tolist(), ends.tolist(), strict=True):
-            yield self.values[start:end]
-
-    def take(self, rows: Integers | npt.NDArray[np.bool_]) -> Ragged:
-        everything = list(self.rows())
-        return Ragged.from_rows([everything[row] for row in np.arange(len(self))[rows]])
+    def rows(self) -> list[Symbols]:
+        return np.split(self.values, self.offsets[1:-1]) if len(self.lengths) else []
 
 
-def shrink(pixels: Symbols, side: int) -> Symbols:
-    """A square image, row after row, averaged down to a smaller side that divides its own."""
-    block = math.isqrt(len(pixels)) // side
-    means = pixels.reshape(side, block, side, block).mean(axis=(1, 3))
-    return np.rint(means).astype(np.uint8).reshape(-1)
+class Row(NamedTuple):
+    """One example of a file; `source` says where it comes from, `second` is the other text of a pair."""
+
+    tokens: Symbols | bytes
+    label: int
+    source: str
+    second: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A run of examples; `sources` says where each came from, `second` is the partner in a paired task."""
+    """Several examples; `sources` says where each comes from, `second` holds the other texts of a paired task."""
 
     tokens: Ragged
     labels: Symbols
     sources: list[str]
     second: Ragged | None = None
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[Row]) -> Examples:
+        second = [row.second for row in rows if row.second is not None]
+        return cls(
+            Ragged.from_rows([row.tokens for row in rows]),
+            np.array([row.label for row in rows], np.uint8),
+            [row.source for row in rows],
+            Ragged.from_rows(second) if second else None,
+        )
+
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: Integers | npt.NDArray[np.bool_]) -> Examples:
-        chosen = np.arange(len(self))[rows]
-        return Examples(
-            self.tokens.take(chosen),
-            self.labels[chosen],
-            [self.sources[row] for row in chosen],
-            None if self.second is None else self.second.take(chosen),
-        )
+    @property
+    def texts(self) -> list[Ragged]:
+        """The tokens, and in a paired task the second texts."""
+        return [self.tokens] if self.second is None else [self.tokens, self.second]
+
+
+Batches = Iterator[tuple[Split, Examples]]
+"""Some examples at a time, with the split that they belong to."""
+
+
+def in_batches(split: Split, rows: Iterable[Row], size: int = ROWS_PER_BATCH) -> Batches:
+    """The examples of a split, at most `size` at a time."""
+    remaining = iter(rows)
+    while batch := list(islice(remaining, size)):
+        yield split, Examples.from_rows(batch)
+
+
+def choose(labels: Symbols, count: int, seed: int) -> Integers:
+    """`count` random row numbers in ascending order, with each class as frequent as among all rows."""
+    if count >= len(labels):
+        return np.arange(len(labels))
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(labels))
+    # Each row's position within its own class, as a share of the class: the smallest shares are a proportional sample.
+    shares = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = shuffled[labels[shuffled] == label]
+        shares[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.sort(shuffled[np.argsort(shares[shuffled], kind="stable")[:count]])
+
+
+def hold_out(labels: Symbols, count: int, seed: int) -> tuple[Integers, Integers]:
+    """Row numbers to keep, and `count` row numbers to hold out."""
+    held_out = choose(labels, count, seed)
+    return np.setdiff1d(np.arange(len(labels)), held_out), held_out

@@ -1,36 +1,41 @@
-"""ListOps: LRA's notation, its value, and a generator that grows whole forests of expressions at once.
+"""ListOps: LRA's notation and files, the value of an expression, and a generator.
 
-`tokenize` and `evaluate` read the notation of LRA's files, `( ( [MAX 2 ) 9 ) ] )`, where parentheses carry
-no meaning. The generator follows LRA's distribution: a node above the greatest depth is an operator with
-probability 0.25 and has two to ten arguments; expressions are kept when their length (operators, digits and
-closing brackets) lies strictly between 500 and 2,000. Instead of one recursive tree at a time it grows
-thousands level by level with NumPy.
+`tokenize` and `evaluate` read the notation of LRA's files, `( ( [MAX 2 ) 9 ) ] )`, whose parentheses have no meaning.
+The generator follows LRA's distribution: a node above the greatest depth is an operator with probability 0.25 and has
+two to ten arguments; an expression is accepted if its length (operators, digits and closing brackets) lies strictly
+between 500 and 2,000. Instead of one tree at a time by recursion, it grows thousands level by level with NumPy.
 
-Shorter expressions follow the same distribution with fewer levels, since every level makes an expression one and
-a half times as long: 0.25 operators a node, six arguments an operator.
+Shorter expressions follow the same distribution with fewer levels, because every level makes an expression 1.5 times
+as long: 0.25 operators per node times six arguments per operator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from skyformer.errors import InputError
-from skyformer.lra.examples import Examples, Integers, Ragged, Symbols
-from skyformer.lra.tasks import FIRST_SYMBOL_ID
+from skyformer.errors import DataError, InputError
+from skyformer.lra.archives import read_errors_name
+from skyformer.lra.examples import Batches, Examples, Integers, Ragged, Row, Symbols, in_batches
+from skyformer.lra.tasks import FIRST_SYMBOL_ID, TASKS, Split
 
 WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 CLOSE = WORDS.index("]")
 FIRST_OPERATOR = WORDS.index("[MIN")
-NUM_OPERATORS = CLOSE - FIRST_OPERATOR
 SHORTEST = 16
 _SHALLOWEST = 3
-_GROWTH_A_LEVEL = 1.5
+_GROWTH_PER_LEVEL = 1.5
+_TREES_PER_FOREST = 2_048
+"""Trees are grown this many at a time: enough for NumPy to be efficient, few enough for some tens of megabytes."""
+FILES = {Split.TRAIN: "basic_train.tsv", Split.DEV: "basic_val.tsv", Split.TEST: "basic_test.tsv"}
+_FILE_HEADER = "Source\tTarget"
+_LONGEST_LINE = 2**20
 _SYMBOL_OF_WORD = {word: symbol for symbol, word in enumerate(WORDS)}
 _SPACING = str.maketrans({"(": " ", ")": " ", "]": " ] "})
 
@@ -50,11 +55,11 @@ _OPERATIONS: tuple[Callable[[Sequence[int]], int], ...] = (
 
 
 def to_symbols(source: str) -> list[int]:
-    """The words of an expression as symbols 0 to 14 (`WORDS`), parentheses left out."""
+    """The words of an expression as symbols 0 to 14 (`WORDS`), without parentheses."""
     words = source.translate(_SPACING).split()
     for word in words:
         if word not in _SYMBOL_OF_WORD:
-            raise InputError(f"ListOps word {word!r} is not known; expected one of {' '.join(WORDS)}")
+            raise InputError(f"unknown ListOps word {word!r}; expected one of {' '.join(WORDS)}")
     return [_SYMBOL_OF_WORD[word] for word in words]
 
 
@@ -64,12 +69,16 @@ def tokenize(source: str) -> list[int]:
 
 
 def to_source(symbols: Sequence[int] | Symbols) -> str:
-    """Symbols back as text, without parentheses."""
+    """Symbols as text, without parentheses."""
     return " ".join(WORDS[symbol] for symbol in symbols)
 
 
 def evaluate(source: str) -> int:
-    """The value of an expression in LRA's notation, 0 to 9."""
+    """The value of an expression in LRA's notation, 0 to 9.
+
+    >>> evaluate("[MAX 2 [MIN 3 4 ] ]")
+    3
+    """
     return evaluate_symbols(to_symbols(source))
 
 
@@ -86,16 +95,16 @@ def evaluate_symbols(symbols: Sequence[int]) -> int:
             open_lists[-2:] = [_close(open_lists)]
     if len(open_lists) != 1 or len(open_lists[0]) != 1:
         raise InputError(
-            f"expected one complete ListOps expression, got {len(open_lists) - 1} unclosed operators "
-            f"and {len(open_lists[0])} values at the top: {_excerpt(symbols)}"
+            f"expected one complete ListOps expression; got {len(open_lists) - 1} unclosed operators "
+            f"and {len(open_lists[0])} values outside of them: {_excerpt(symbols)}"
         )
     return open_lists[0][0]
 
 
 def _close(open_lists: list[list[int]]) -> list[int]:
-    """The second last open list, with the value of the last one appended."""
+    """The second to last open list, with the value of the last one appended."""
     if len(open_lists) < 2:
-        raise InputError("a ListOps expression closes a bracket that was never opened")
+        raise InputError("a ListOps expression closes a bracket that was not opened")
     operator, *arguments = open_lists[-1]
     if not arguments:
         raise InputError(f"the ListOps operator {WORDS[operator]} has no arguments")
@@ -109,7 +118,7 @@ def _excerpt(symbols: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """LRA's settings. Lengths count operators, digits and closing brackets; the bounds are excluded."""
+    """LRA's settings. Lengths count operators, digits and closing brackets; both bounds are exclusive."""
 
     max_depth: int = 10
     max_arguments: int = 10
@@ -119,18 +128,20 @@ class ListOpsOptions:
 
     @classmethod
     def up_to(cls, max_length: int) -> ListOpsOptions:
-        """Lengths strictly between a quarter of `max_length` and all of it, and as few levels as they ask for."""
-        whole = cls()
-        if not SHORTEST <= max_length <= whole.shorter_than:
-            raise InputError(f"max_length of listops must be from {SHORTEST} to {whole.shorter_than}, got {max_length}")
-        fewer = math.floor(math.log(whole.shorter_than / max_length, _GROWTH_A_LEVEL))
-        depth = max(_SHALLOWEST, whole.max_depth - fewer)
+        """Lengths strictly between `max_length / 4` and `max_length`, with as many levels as they need."""
+        default = cls()
+        if not SHORTEST <= max_length <= default.shorter_than:
+            raise InputError(
+                f"max_length of listops must be from {SHORTEST} to {default.shorter_than}; got {max_length}"
+            )
+        fewer = math.floor(math.log(default.shorter_than / max_length, _GROWTH_PER_LEVEL))
+        depth = max(_SHALLOWEST, default.max_depth - fewer)
         return cls(max_depth=depth, shorter_than=max_length, longer_than=max_length // 4)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """All nodes of one depth, over a whole forest; a node's children are neighbours in the next level."""
+    """All nodes of one depth in many trees; the children of a node are neighbours in the next level."""
 
     tree: Integers
     arity: Integers
@@ -147,16 +158,20 @@ class _Level:
         return np.cumsum(counts) - counts
 
     def only(self, kept: npt.NDArray[np.bool_], new_number: Integers) -> _Level:
-        """The nodes of the trees to keep, which get new numbers."""
+        """The nodes of the trees to keep, with the new numbers of the trees."""
         here = kept[self.tree]
         return _Level(new_number[self.tree[here]], self.arity[here], self.symbol[here])
 
 
-# A forest is the unit of work: large enough for NumPy to be busy, small enough for a few tens of megabytes.
-_TREES_A_FOREST = 2_048
+def generate(sizes: Mapping[Split, int], seed: int, options: ListOpsOptions) -> Batches:
+    """As many expressions for each split as `sizes` says, without repeats within or across splits."""
+    seen: set[bytes] = set()
+    for number, split in enumerate(Split):
+        for examples in generate_split(sizes[split], (seed, number), seen, options):
+            yield split, examples
 
 
-def generate(
+def generate_split(
     count: int, stream: Sequence[int], seen: set[bytes], options: ListOpsOptions = ListOpsOptions()
 ) -> Iterator[Examples]:
     """`count` expressions whose fingerprints are not in `seen` yet; `stream` seeds the random numbers."""
@@ -170,27 +185,27 @@ def generate(
         forest_number += 1
 
 
-def _without_repeats(forest: Examples, seen: set[bytes], count: int) -> Examples:
-    fresh: list[int] = []
-    for number, row in enumerate(forest.tokens.rows()):
-        fingerprint = blake2b(row.tobytes(), digest_size=16).digest()
+def _without_repeats(forest: Iterable[tuple[Symbols, int]], seen: set[bytes], count: int) -> Examples:
+    fresh: list[Row] = []
+    for expression, value in forest:
+        fingerprint = blake2b(expression.tobytes(), digest_size=16).digest()
         if fingerprint not in seen and len(fresh) < count:
             seen.add(fingerprint)
-            fresh.append(number)
-    return forest.take(np.array(fresh, np.int64))
+            fresh.append(Row(expression, value, "generated"))
+    return Examples.from_rows(fresh)
 
 
-def _grow_forest(rng: np.random.Generator, options: ListOpsOptions) -> Examples:
-    levels = _grow_levels(rng, options)
-    levels = _only_of_wanted_length(levels, options)
+def _grow_forest(rng: np.random.Generator, options: ListOpsOptions) -> Iterable[tuple[Symbols, int]]:
+    """Expressions of the wanted length, with their values."""
+    levels = _only_of_wanted_length(_grow_levels(rng, options), options)
     sizes, values = _sizes_and_values(levels)
-    tokens = Ragged(_write_out(levels, sizes), sizes[0])
-    return Examples(tokens, values[0].astype(np.uint8), ["generated"] * len(values[0]))
+    expressions = Ragged(_write_out(levels, sizes), sizes[0]).rows()
+    return zip(expressions, values[0].tolist(), strict=True)
 
 
 def _grow_levels(rng: np.random.Generator, options: ListOpsOptions) -> list[_Level]:
-    # A tree whose root is a digit is too short to be kept, so every root is an operator.
-    level = _new_level(rng, np.arange(_TREES_A_FOREST), 1.0, options)
+    # A tree whose root is a digit is too short to be accepted, so every root is an operator.
+    level = _new_level(rng, np.arange(_TREES_PER_FOREST), 1.0, options)
     levels = [level]
     for depth in range(2, options.max_depth + 1):
         probability = options.operator_probability if depth < options.max_depth else 0.0
@@ -211,9 +226,9 @@ def _new_level(
 
 def _only_of_wanted_length(levels: list[_Level], options: ListOpsOptions) -> list[_Level]:
     # A digit is one word; an operator is two, itself and its closing bracket.
-    lengths = np.zeros(_TREES_A_FOREST)
+    lengths = np.zeros(_TREES_PER_FOREST)
     for level in levels:
-        lengths += np.bincount(level.tree, 1.0 + level.operators, _TREES_A_FOREST)
+        lengths += np.bincount(level.tree, 1.0 + level.operators, _TREES_PER_FOREST)
     kept = (lengths > options.longer_than) & (lengths < options.shorter_than)
     new_number = np.cumsum(kept) - 1
     return [level.only(kept, new_number) for level in levels]
@@ -244,7 +259,8 @@ def _apply(level: _Level, arguments: Integers) -> Integers:
 
 
 def _write_out(levels: list[_Level], sizes: list[Integers]) -> Symbols:
-    """All expressions end to end: a node's place follows from its parent's and its elder siblings' sizes."""
+    """All expressions, one after another: a node's place follows from its parent's place and its earlier siblings'
+    sizes."""
     words = np.full(int(sizes[0].sum()), CLOSE, np.uint8)
     place = np.cumsum(sizes[0]) - sizes[0]
     for depth, level in enumerate(levels):
@@ -260,3 +276,37 @@ def _places_of_children(level: _Level, place: Integers, child_sizes: Integers) -
     shift = place[level.operators] + 1 - before[starts]
     places: Integers = before + np.repeat(shift, counts)
     return places
+
+
+def read(folder: Path) -> Batches:
+    """The expressions of LRA's three files; each line has a source and a target, separated by a tab."""
+    missing = [name for name in FILES.values() if not (folder / name).is_file()]
+    if missing:
+        raise DataError(f"{folder} lacks {', '.join(missing)}; expected LRA's {', '.join(FILES.values())}")
+    for split, name in FILES.items():
+        yield from in_batches(split, read_file(folder / name))
+
+
+def read_file(path: Path) -> Iterator[Row]:
+    """The expressions of one file, each checked against its target."""
+    with read_errors_name(path), path.open(encoding="ascii", errors="replace") as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            if number > 1 or line.rstrip("\r\n") != _FILE_HEADER:
+                yield _parse_line(line.rstrip("\r\n"), path, number)
+
+
+def _parse_line(line: str, path: Path, number: int) -> Row:
+    source, tab, target = line.partition("\t")
+    try:
+        symbols = to_symbols(source)
+        value = evaluate_symbols(symbols)
+    except InputError as error:
+        raise DataError(f"{path} line {number}: {error}") from error
+    if not tab or str(value) != target.strip():
+        raise DataError(f"{path} line {number}: the value is {value}, but the target is {target[:20]!r}")
+    longest = TASKS["listops"].max_length
+    if len(symbols) > longest:
+        raise DataError(f"{path} line {number}: expected at most {longest} tokens; got {len(symbols)}")
+    return Row(np.array(symbols, np.uint8), value, f"{path.name}:{number}")

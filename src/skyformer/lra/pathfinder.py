@@ -1,21 +1,28 @@
-"""Pathfinder: two long snakes of paddles and some short ones; do the two dots sit on the ends of one snake?
+"""Pathfinder: two long snakes of paddles and some short ones; are the two dots at the ends of the same snake?
 
-Draws what the original generator draws with LRA's settings, about fifty times as fast: paddles come from a
-table, and where a first paddle fits is known beforehand. Every image is a pure function of seed, level,
-split and number.
+Images are drawn like those of the original generator with LRA's settings, about fifty times as fast: paddles come
+from a table, and where a first paddle fits is computed in advance. Every image is a pure function of seed, level, split
+and number. LRA's own images can be read instead: PNG files in folders, with metadata files that contain the labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
-from skyformer.lra.examples import Symbols
+from skyformer.errors import DataError
+from skyformer.lra.archives import leads_outside
+from skyformer.lra.examples import Batches, Examples, Integers, Row, Symbols, in_batches
 from skyformer.lra.paddles import (
     DEGREES,
     MARGIN,
@@ -24,30 +31,36 @@ from skyformer.lra.paddles import (
     STAMP_RADIUS,
     STAMP_SIDE,
     Floats,
-    Integers,
     PaddleTable,
     disc,
     marker,
     paddle_table,
 )
+from skyformer.lra.tasks import Split
+from skyformer.processes import end_with_parent
 
+IMAGES_PER_CHUNK = 100
+"""Images that a worker process draws at a time."""
 SEED_DISTANCE = 7
 BORDER = 1
 TARGET_CONTRAST = 1.5
 DISTRACTOR_CONTRAST = 2.0
 DISTRACTOR_TRIES = 5
 PLACEMENT_TRIES = 3
-# A paddle may touch what is there, not cross it: the two territories may add up to this at most.
 COLLISION = 1.8
+"""A paddle may touch others but not cross them: the sum of the two territories must be below this at every pixel."""
 DEAD_END = 1e-4
 FREE = 0.3
 LEAST_FREE_SHARE = 0.01
 CANVAS_SIDE = SIDE + 2 * MARGIN
 _INSIDE = slice(MARGIN, MARGIN + SIDE)
+_NPY_MAGIC = b"\x93NUMPY"
+_LARGEST_METADATA = 2**28
+_LABELS = {"0": 0, "1": 1}
 
 
 class Level(StrEnum):
-    """How long the snakes are: LRA's three levels."""
+    """LRA's three levels of difficulty: the length of the snakes."""
 
     EASY = "easy"
     INTERMEDIATE = "intermediate"
@@ -67,7 +80,7 @@ class Level(StrEnum):
 
     @property
     def folder(self) -> str:
-        """What LRA calls the level's folder."""
+        """The name of the level's folder in LRA's release."""
         names = {
             Level.EASY: "curv_baseline",
             Level.INTERMEDIATE: "curv_contour_length_9",
@@ -77,7 +90,7 @@ class Level(StrEnum):
 
 
 class Paddle(NamedTuple):
-    """One paddle of the table, drawn from (row, column) of the image."""
+    """A paddle of the table (`number`) that starts at (row, column) of the image."""
 
     row: int
     column: int
@@ -86,7 +99,7 @@ class Paddle(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished image and all that went into it."""
+    """An image, its label, and everything that is drawn in it."""
 
     pixels: Symbols
     label: int
@@ -96,7 +109,7 @@ class Drawing:
 
 
 class _Snake:
-    """A snake while it grows: its paddles, and the pivot its last paddle turned about."""
+    """A snake while it grows: its paddles, and the pivot of the last one."""
 
     def __init__(self, seed: Paddle, pivot: tuple[int, int]) -> None:
         self.paddles = [seed]
@@ -116,14 +129,14 @@ class _Snake:
 
 
 def _window(paddle: Paddle) -> tuple[slice, slice]:
-    """Where a paddle's stamp lies on the canvas."""
+    """The part of the canvas that a paddle's stamp covers."""
     top, left = paddle.row + MARGIN - STAMP_RADIUS, paddle.column + MARGIN - STAMP_RADIUS
     return slice(top, top + STAMP_SIDE), slice(left, left + STAMP_SIDE)
 
 
 @lru_cache(maxsize=1)
 def _reach_and_neighbours() -> Integers:
-    """Steps on the flat canvas from a pivot to the end of each growth, and to the pixels around that."""
+    """Offsets on the flattened canvas from a pivot to the end of each growth and to the pixels around it."""
     return _flat_steps(np.array(paddle_table().reach))[:, None] + _flat_steps(disc(PADDLE_MARGIN))
 
 
@@ -132,7 +145,7 @@ def _flat_steps(offsets: Integers) -> Integers:
 
 
 class _Territory:
-    """Which pixels are taken, 0 to 1, and the growing of snakes in what is left."""
+    """How much of each pixel is taken, from 0 to 1; snakes grow in what is free."""
 
     def __init__(self, taken: Floats) -> None:
         self.taken = taken
@@ -141,7 +154,7 @@ class _Territory:
 
     @classmethod
     def empty(cls) -> _Territory:
-        """Everything free, except a border of one pixel and the margin of the canvas."""
+        """Everything is free, except for a border of one pixel and the margin of the canvas."""
         taken = np.ones((CANVAS_SIDE, CANVAS_SIDE))
         taken[MARGIN + BORDER : -MARGIN - BORDER, MARGIN + BORDER : -MARGIN - BORDER] = 0
         return cls(taken)
@@ -158,7 +171,7 @@ class _Territory:
         return bool(overlap.max() >= COLLISION)
 
     def grow(self, snake: _Snake, rng: np.random.Generator) -> bool:
-        """Add one paddle to a snake, unless it is stuck."""
+        """Add one paddle to a snake; returns False if none fits."""
         row, column = self.table.advance(snake.last.number, *snake.pivot)
         chances = self._weights(row, column, snake.last).cumsum()
         total = float(chances[-1])
@@ -169,7 +182,7 @@ class _Territory:
             down, right = self.table.reach[choice]
             paddle = Paddle(row + down, column + right, len(DEGREES) + choice)
             if not self.collides(paddle):
-                # A snake's own last paddle is always in its way, so it is claimed one paddle late.
+                # A new paddle always overlaps the one before it, so each is claimed only after its successor is placed.
                 self.claim(snake.last)
                 snake.paddles.append(paddle)
                 snake.pivot = (row, column)
@@ -177,14 +190,14 @@ class _Territory:
         return False
 
     def _weights(self, row: int, column: int, last: Paddle) -> Floats:
-        """How likely each growth about the pivot is: straight on is best, taken pixels are out."""
+        """The weight of each growth about the pivot: highest straight ahead, zero where pixels are taken."""
         pivot = (row + MARGIN) * CANVAS_SIDE + column + MARGIN
         taken = self.taken.reshape(-1).take(pivot + self._reach).max(axis=1)
         weights: Floats = (1 - taken) * self.table.preference[last.number]
         return weights
 
     def free_seeds(self, number: int) -> Integers:
-        """Flat image pixels where the seed paddle `number` fits."""
+        """Pixels of the flattened image where the seed paddle `number` fits."""
         rows, columns = np.divmod(np.arange(SIDE * SIDE), SIDE)
         pixels = (rows + MARGIN) * CANVAS_SIDE + columns + MARGIN
         needed = pixels[:, None] + _flat_steps(_footprint(number))
@@ -197,8 +210,8 @@ class _Territory:
 
 @lru_cache(maxsize=len(DEGREES))
 def _footprint(number: int) -> Integers:
-    """The pixels that must be free for a seed, as steps from its start."""
-    # The original centres this kernel one pixel off the paddle's start, down and to the right.
+    """The pixels that must be free for a seed, as offsets from its start."""
+    # The original places the centre of this kernel one pixel below and to the right of the paddle's start.
     kernel = paddle_table().territory[number][:-2, :-2]
     return np.argwhere(kernel >= 1) - STAMP_RADIUS + 1
 
@@ -207,9 +220,8 @@ def _footprint(number: int) -> Integers:
 def _can_seed(number: int) -> bool:
     """Whether a snake can start in this direction at all.
 
-    The original looks for free pixels by dilating what is taken with the footprint, which leaves a pixel
-    undefined when its whole footprint lies outside the image; it then gives up. Eleven directions in twelve
-    have such pixels.
+    The original finds free pixels by dilating the taken ones with the footprint. A pixel whose whole footprint lies
+    outside the image is then undefined, and the original gives up. Eleven of twelve directions have such pixels.
     """
     reached = np.arange(SIDE)[:, None, None] + _footprint(number).T
     rows_inside, columns_inside = ((reached >= 0) & (reached < SIDE)).swapaxes(0, 1)
@@ -218,7 +230,7 @@ def _can_seed(number: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _central_seeds() -> tuple[tuple[int, Integers], ...]:
-    """Every seed that fits in the middle of an empty image, with the pixels where it does."""
+    """Every seed that fits in the middle of an empty image, with the pixels where it fits."""
     taken = np.ones((CANVAS_SIDE, CANVAS_SIDE))
     centre = slice(MARGIN + 2 * SEED_DISTANCE, MARGIN + SIDE - 2 * SEED_DISTANCE)
     taken[centre, centre] = 0
@@ -232,7 +244,7 @@ def _in_image(row: int, column: int) -> bool:
 
 
 def _seed(row: int, column: int, number: int, table: PaddleTable) -> _Snake | None:
-    """A snake of one paddle, unless its head or pivot would lie outside the image."""
+    """A snake of one paddle; None if its head or pivot would lie outside the image."""
     head = table.onward(number, row, column)
     pivot = table.back(number, *head)
     if not _in_image(*head) or not _in_image(*pivot):
@@ -248,7 +260,7 @@ def _first_seed(rng: np.random.Generator, table: PaddleTable) -> _Snake | None:
 
 
 def _second_seed(first: _Snake, rng: np.random.Generator, table: PaddleTable) -> _Snake | None:
-    """A seed at a fixed distance from the first, in any direction."""
+    """A seed at a fixed distance from the first, in a random direction."""
     for _ in range(PLACEMENT_TRIES):
         angle = np.radians(rng.integers(0, 360))
         row = round(first.origin[0] + SEED_DISTANCE * np.sin(angle))
@@ -265,10 +277,9 @@ def _try_two_snakes(length: int, rng: np.random.Generator) -> tuple[_Snake, _Sna
     second = _second_seed(first, rng, territory.table) if first else None
     if first is None or second is None:
         return None
-    for _ in range(length - 1):
-        if not (territory.grow(first, rng) and territory.grow(second, rng)):
-            return None
-    # As in the original, the first snake's last paddle stays unclaimed: a distractor may touch its end.
+    if not all(territory.grow(first, rng) and territory.grow(second, rng) for _ in range(length - 1)):
+        return None
+    # As in the original, the last paddle of the first snake is not claimed: a distractor may touch it.
     territory.claim(second.last)
     return first, second, territory
 
@@ -276,11 +287,8 @@ def _try_two_snakes(length: int, rng: np.random.Generator) -> tuple[_Snake, _Sna
 def _try_distractor(length: int, territory: _Territory, rng: np.random.Generator) -> tuple[_Snake, _Territory] | None:
     territory = territory.copy()
     snake = _free_seed(territory, rng)
-    if snake is None:
+    if snake is None or not all(territory.grow(snake, rng) for _ in range(length - 1)):
         return None
-    for _ in range(length - 1):
-        if not territory.grow(snake, rng):
-            return None
     territory.claim(snake.last)
     return snake, territory
 
@@ -319,24 +327,24 @@ def _paint(canvas: Floats, snake: _Snake, contrast: float) -> None:
 
 
 def _to_pixels(image: Floats) -> Symbols:
-    """Darkest to brightest as 0 to 255."""
+    """Scaled so that the darkest pixel is 0 and the brightest 255."""
     low, high = image.min(), image.max()
     scaled: Floats = (image - low) * (255 / (high - low))
     return np.floor(scaled + 0.5).astype(np.uint8)
 
 
 def draw_label(rng: np.random.Generator) -> int:
-    """A fair coin, and the first thing drawn of an image."""
+    """The label, which is the first random number of an image."""
     return int(rng.integers(2))
 
 
 def image_generator(seed: int, split_number: int, number: int) -> np.random.Generator:
-    """The random numbers of one image of a set."""
+    """The random number generator of one image of a split."""
     return np.random.default_rng([seed, split_number, number])
 
 
 def draw(rng: np.random.Generator, level: Level = Level.HARD) -> Drawing:
-    """One image."""
+    """Draw one image."""
     label = draw_label(rng)
     attempt = None
     while attempt is None:
@@ -363,3 +371,112 @@ def _compose(
     for snake in distractors:
         _paint(canvas, snake, DISTRACTOR_CONTRAST)
     return _to_pixels(np.max([canvas[_INSIDE, _INSIDE], *(marker(*place) for place in markers)], axis=0))
+
+
+def generate(sizes: Mapping[Split, int], seed: int, level: Level, workers: int) -> Batches:
+    """As many images for each split as `sizes` says; the result does not depend on the number of worker processes."""
+    chunks = [
+        (split, start, min(start + IMAGES_PER_CHUNK, sizes[split]))
+        for split in Split
+        for start in range(0, sizes[split], IMAGES_PER_CHUNK)
+    ]
+    draw_chunk = partial(_draw_chunk, seed, level)
+    if workers == 1 or len(chunks) < 2:
+        yield from map(draw_chunk, chunks)
+        return
+    with ProcessPoolExecutor(min(workers, len(chunks)), get_context("spawn"), end_with_parent) as pool:
+        yield from pool.map(draw_chunk, chunks)
+
+
+def _draw_chunk(seed: int, level: Level, chunk: tuple[Split, int, int]) -> tuple[Split, Examples]:
+    split, start, stop = chunk
+    split_number = list(Split).index(split)
+    drawings = (draw(image_generator(seed, split_number, number), level) for number in range(start, stop))
+    rows = [Row(drawing.pixels.reshape(-1), drawing.label, "generated") for drawing in drawings]
+    return split, Examples.from_rows(rows)
+
+
+def read(path: Path, level: Level) -> Batches:
+    """LRA's images of a level, all as training examples, in the order of the metadata."""
+    root = _level_folder(path, level)
+    return in_batches(Split.TRAIN, chain.from_iterable(_read_rows(root, file) for file in _metadata_files(root)))
+
+
+def _level_folder(path: Path, level: Level) -> Path:
+    """The folder of the level: one of LRA's names inside `path`, or `path` itself."""
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; expected a folder with LRA's imgs and metadata")
+    candidates = (path / level.folder, path / "pathfinder32" / level.folder)
+    return next((candidate for candidate in candidates if candidate.is_dir()), path)
+
+
+def _metadata_files(root: Path) -> list[Path]:
+    files = sorted((root / "metadata").glob("*.npy"), key=_number) or sorted(root.glob("metadata*.npy"))
+    if not files:
+        raise DataError(f"{root} contains no metadata/*.npy and no metadata*.npy; expected LRA's Pathfinder folder")
+    return files
+
+
+def _number(path: Path) -> tuple[int, str]:
+    return (int(path.stem) if path.stem.isdigit() else -1, path.stem)
+
+
+def _read_rows(root: Path, metadata: Path) -> Iterator[Row]:
+    """The images that a metadata file lists. LRA's files are called `.npy`, but those of its release are plain text."""
+    if metadata.stat().st_size > _LARGEST_METADATA:
+        raise DataError(f"{metadata} is too large for a metadata file: {metadata.stat().st_size:,} bytes")
+    with metadata.open("rb") as file:
+        is_array = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
+    lines = _array_lines(metadata) if is_array else _text_lines(metadata)
+    for number, fields in enumerate(lines, 1):
+        if len(fields) < 4 or fields[3] not in _LABELS:
+            place = f"{metadata} line {number}"
+            raise DataError(f"{place}: expected folder, file, number and label (0 or 1); got {' '.join(fields[:4])!r}")
+        source = f"{fields[0]}/{fields[1]}"
+        if leads_outside(source):
+            raise DataError(f"{metadata} line {number}: the path {source!r} leads outside the folder")
+        file_path = _find_image(root, fields[0], fields[1])
+        # LRA's release contains a few empty files, which LRA leaves out too.
+        if file_path.stat().st_size:
+            yield Row(_read_image(file_path).reshape(-1), _LABELS[fields[3]], source)
+
+
+def _array_lines(path: Path) -> list[list[str]]:
+    try:
+        # Memory-mapped, so that a header with a wrong shape is an error before memory is allocated for it.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be read as an array of text ({error}). Pickled arrays are refused, because loading one can "
+            f"run any code; if you trust the file, convert it with np.save(path, array.astype(str))."
+        ) from error
+    if array.ndim != 2 or array.dtype.kind not in "US":
+        raise DataError(f"{path} must contain rows of text; got {array.dtype} of shape {array.shape}")
+    lines: list[list[str]] = array.astype(str).tolist()
+    return lines
+
+
+def _text_lines(path: Path) -> list[list[str]]:
+    try:
+        return [line.split() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is neither a NumPy array nor text") from error
+
+
+def _find_image(root: Path, folder: str, name: str) -> Path:
+    """The image where the metadata says, or one folder up, as in copies of a single batch."""
+    candidates = (root / folder / name, root / Path(folder).parent / name)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{candidates[0]} is missing, although the metadata lists it")
+
+
+def _read_image(path: Path) -> Symbols:
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            if image.size != (SIDE, SIDE):
+                raise DataError(f"{path} must be {SIDE}x{SIDE} pixels; got {image.width}x{image.height}")
+            return np.asarray(image.convert("L"))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a PNG image ({error})") from error

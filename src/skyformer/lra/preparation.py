@@ -1,52 +1,58 @@
-"""Making a task ready: generate or read it, write it, and put it in place in one step.
+"""Prepare a task: generate, download or read it, write it, and put it in place in one step.
 
-Safe to run twice or in two processes at once: the second waits for the first and finds the work done.
+Files are written in a subfolder and named after their content; the manifest is replaced last and atomically. Until then
+the old manifest and its files stay valid, so a preparation can be killed at any time, and the next one deletes what it
+left behind. Two processes may prepare the same task: the second waits for the first and uses its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from importlib import metadata
-from multiprocessing import get_context
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from skyformer.errors import DataError, InputError
-from skyformer.lra import image, listops, listops_files, pathfinder, pathfinder_files, retrieval, text
-from skyformer.lra.download import Download, OfficialSource
-from skyformer.lra.examples import Examples, Integers, Ragged
-from skyformer.lra.places import data_dir_or_default, downloads_dir, task_dir
-from skyformer.lra.progress import Progress, Silent
-from skyformer.lra.sampling import choose, hold_out
-from skyformer.lra.storage import (
+from skyformer.checks import check_at_least
+from skyformer.environment import installed_version
+from skyformer.errors import DataError
+from skyformer.files import sync_folder, write_atomic
+from skyformer.lra import image, listops, pathfinder, retrieval, text
+from skyformer.lra.download import Download
+from skyformer.lra.examples import Batches, Integers, choose, hold_out
+from skyformer.lra.folders import (
     FORMAT_VERSION,
+    MANIFEST,
     Manifest,
-    SplitWriter,
-    StoredSplit,
     Variant,
-    commit,
-    damage,
-    in_batches,
+    data_dir_or_default,
+    find_damage,
     read_manifest,
-    staging,
-    sweep,
 )
+from skyformer.lra.storage import SplitWriter, StoredSplit
 from skyformer.lra.tasks import Split
-from skyformer.processes import end_with_parent
+from skyformer.report.progress import Progress, Silent
 
-GENERATED = "generated"
-DOWNLOADED = "official download"
-_IMAGES_A_RUN = 100
+DOWNLOADS = "downloads"
+STAGING = "staging"
+_GENERATED = ("listops", "pathfinder")
+_READERS: dict[str, Callable[[Path], Batches]] = {
+    "listops": listops.read,
+    "text": text.read,
+    "retrieval": retrieval.read,
+    "image": image.read,
+}
+_OFFICIAL = {"text": text.OFFICIAL, "retrieval": retrieval.OFFICIAL, "image": image.OFFICIAL}
+_HELD_OUT = {"text": [Split.DEV], "image": [Split.DEV], "pathfinder": [Split.TEST, Split.DEV]}
+"""Splits that the official files do not have: each becomes a tenth of the training examples."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task that is ready, where it is, and whether this call made it."""
+    """A prepared task, its folder, and whether this call wrote it."""
 
     folder: Path
     manifest: Manifest
@@ -56,7 +62,7 @@ class Prepared:
 def prepare(
     task: str,
     *,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     source: Path | None = None,
     seed: int = 0,
     limit: int | None = None,
@@ -66,36 +72,44 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make a task ready and say where it is.
+    """Prepare a task, unless it is prepared already.
 
-    ListOps and Pathfinder are generated, the others downloaded, unless `source` names files. `limit` keeps
-    at most so many examples of each split. `max_length` makes ListOps shorter; texts are kept whole, and cut as
-    they are loaded. What is ready already is left as it is, unless `force` is set.
+    ListOps and Pathfinder are generated and the other tasks downloaded, unless `source` is given.
+
+    Args:
+        task: listops, text, retrieval, pathfinder or image.
+        data_dir: the data folder; by default that of the environment variable SKYFORMER_DATA, or the user's.
+        source: the official archive, or a folder with its files, to read instead.
+        seed: another seed generates other examples, or chooses other dev examples.
+        limit: at most this many examples per split.
+        level: easy, intermediate or hard; Pathfinder only, hard by default.
+        max_length: generate ListOps expressions shorter than this; other tasks are shortened by `load_task`.
+        workers: number of processes that draw Pathfinder images; the result does not depend on it.
+        force: prepare again, even if the data is there or comes from another source.
+        progress: receives the progress; nothing is shown by default.
     """
     variant = Variant.of(task, seed=seed, limit=limit, level=level, max_length=max_length)
-    if workers < 1:
-        raise InputError(f"workers must be at least 1, got {workers}")
+    check_at_least("workers", workers, 1)
     if source is not None and not source.exists():
-        raise DataError(f"{source} does not exist; --from needs the files of {task}")
+        raise DataError(f"{source} does not exist; expected the files of {task}")
     root = data_dir_or_default(data_dir)
-    folder = task_dir(root, variant)
+    job = _Job(variant, root / variant.name, root / DOWNLOADS, source, workers, progress or Silent())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        job = _Job(variant, folder, root, source, workers, progress or Silent())
-        with _turn(folder, job.progress):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with _lock(job.folder, job.progress):
             return _prepare_locked(job, force)
     except OSError as error:
-        raise DataError(f"cannot prepare {variant.name} in {folder}: {error}") from error
+        raise DataError(f"cannot prepare {variant.name} in {job.folder}: {error}") from error
 
 
 @contextmanager
-def _turn(folder: Path, progress: Progress) -> Iterator[None]:
-    """Wait until no other process prepares the same folder; the lock of a killed one is free."""
+def _lock(folder: Path, progress: Progress) -> Iterator[None]:
+    """Wait until no other process prepares the same folder; the lock of a killed process is free."""
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        progress.note(f"another process is preparing {folder}; waiting for it")
+        progress.note(f"note: another process is preparing {folder}; waiting for it to finish")
         lock.acquire()
     try:
         yield
@@ -103,238 +117,150 @@ def _turn(folder: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Job:
-    """One preparation: what is wanted, and where it is written."""
+    """One preparation: what to prepare, from what and where."""
 
     variant: Variant
     folder: Path
-    root: Path
+    downloads: Path
     source: Path | None
     workers: int
     progress: Progress
-    written: dict[Split, Path] = field(default_factory=dict)
+
+    @property
+    def is_generated(self) -> bool:
+        return self.source is None and self.variant.task in _GENERATED
 
     @property
     def origin(self) -> str:
-        """What the manifest names as source."""
+        """The source that the manifest names."""
         if self.source is not None:
             return self.source.resolve().name
-        return GENERATED if self.variant.task in _GENERATORS else DOWNLOADED
-
-    def fetch(self, official: OfficialSource) -> Path:
-        """The user's files, or the official ones."""
-        return self.source or Download(official, downloads_dir(self.root), self.progress).run()
+        return "generated" if self.is_generated else "official download"
 
 
 def _prepare_locked(job: _Job, force: bool) -> Prepared:
     existing = None if force else _usable(job)
     if existing is not None:
         return Prepared(job.folder, existing, fresh=False)
-    sweep(job.folder, _standing(job.folder))
-    with staging(job.folder) as place:
-        manifest = _build(job, place)
-        commit(job.folder, manifest, job.written)
+    with suppress(DataError):  # a damaged manifest protects no files
+        existing = read_manifest(job.folder)
+    _delete_leftovers(job.folder, existing)
+    staging = job.folder / STAGING
+    staging.mkdir()
+    try:
+        manifest = _build(job, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return Prepared(job.folder, manifest, fresh=True)
 
 
-def _standing(folder: Path) -> Manifest | None:
-    """What is there now and stays until the new files are complete; a damaged manifest protects nothing."""
-    try:
-        return read_manifest(folder)
-    except DataError:
-        return None
-
-
 def _usable(job: _Job) -> Manifest | None:
-    """What is there already, if it is whole and what was asked for."""
+    """The manifest of the data that is there, if it is complete and from the same source."""
     manifest = read_manifest(job.folder)
-    if manifest is None or damage(job.folder, manifest, thorough=False):
+    if manifest is None or find_damage(job.folder, manifest, check_hashes=False):
         return None
     if manifest.source != job.origin:
         raise DataError(
-            f"{job.variant.name} is already there, from {manifest.source!r}, in {job.folder}; "
+            f"{job.variant.name} is already prepared from {manifest.source!r} in {job.folder}; "
             f"use --force to replace it with {job.origin!r}"
         )
     return manifest
 
 
-def _build(job: _Job, place: Path) -> Manifest:
-    if job.source is None and job.variant.task in _GENERATORS:
-        batches = _GENERATORS[job.variant.task](job)
-    else:
-        batches = _READERS[job.variant.task](job, place)
-    writers = _write(batches, job, place)
-    records = {split: writer.record(split) for split, writer in writers.items()}
-    job.written = {split: writer.path for split, writer in writers.items()}
-    return Manifest(
+def _delete_leftovers(folder: Path, manifest: Manifest | None) -> None:
+    """Delete what a killed or replaced preparation left behind."""
+    in_use = {record.file for record in manifest.splits.values()} if manifest else set()
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    for path in (*folder.glob("*.arrow"), *folder.glob(".*.partial")):
+        if path.name not in in_use:
+            with suppress(OSError):  # Windows cannot delete an open file; the next preparation will
+                path.unlink()
+
+
+def _build(job: _Job, staging: Path) -> Manifest:
+    """Write the files and the manifest."""
+    writers = _write_examples(job, staging)
+    manifest = Manifest(
         format=FORMAT_VERSION,
-        skyformer=_package_version(),
+        skyformer=installed_version("skyformer") or "unknown",
         variant=job.variant,
         source=job.origin,
-        splits=records,
+        splits={split: writers[split].record(split) for split in Split},
     )
+    for split, writer in writers.items():
+        writer.path.replace(job.folder / manifest.splits[split].file)
+    sync_folder(job.folder)
+    write_atomic(job.folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    _delete_leftovers(job.folder, manifest)
+    return manifest
 
 
-def _package_version() -> str:
-    try:
-        return metadata.version("skyformer")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+def _write_examples(job: _Job, staging: Path) -> dict[Split, SplitWriter]:
+    """Write all examples; if not all are needed or splits are missing, write a choice of them from those files."""
+    if job.is_generated:
+        total = sum(job.variant.size(split) for split in Split)
+        return _write(_generate(job), list(Split), job, staging, "generating", total)
+    path = job.source or Download(_OFFICIAL[job.variant.task], job.downloads, job.progress).run()
+    held_out = _HELD_OUT.get(job.variant.task, [])
+    in_files = [split for split in Split if split not in held_out]
+    writers = _write(_read(job, path), in_files, job, staging, "reading")
+    found, official = sum(len(writer) for writer in writers.values()), sum(job.variant.spec.sizes.values())
+    if found != official:
+        job.progress.note(f"note: {path} has {found:,} examples; the complete official data has {official:,}")
+    if not held_out and job.variant.limit is None:
+        return writers
+    stored = {split: StoredSplit(writer.path) for split, writer in writers.items()}
+    rows = _choose_rows(stored, held_out, job.variant)
+    chosen = (batch for split in Split for batch in rows[split][0].batches(split, rows[split][1]))
+    return _write(chosen, list(Split), job, staging, "writing", sum(len(some) for _, some in rows.values()))
 
 
-def _write(batches: Iterable[tuple[Split, Examples]], job: _Job, place: Path) -> dict[Split, SplitWriter]:
+def _write(
+    batches: Batches, splits: list[Split], job: _Job, staging: Path, action: str, total: int | None = None
+) -> dict[Split, SplitWriter]:
+    title = f"{action} {job.variant.task}"
+    job.progress.begin(title, total)
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(SplitWriter(place / f"{split}.arrow", job.variant.spec)) for split in Split
+            split: stack.enter_context(SplitWriter(staging / f"{action}-{split}.arrow", job.variant.spec))
+            for split in splits
         }
         for split, examples in batches:
             writers[split].write(examples)
-            job.progress.advance(len(examples))
+            job.progress.update(title, advance=len(examples))
+    job.progress.end(title)
     return writers
 
 
-def _generate_listops(job: _Job) -> Iterator[tuple[Split, Examples]]:
+def _generate(job: _Job) -> Batches:
     variant = job.variant
-    job.progress.begin("writing expressions", sum(variant.size(split) for split in Split))
-    options = listops.ListOpsOptions.up_to(variant.spec.max_length)
-    seen: set[bytes] = set()
-    for number, split in enumerate(Split):
-        for examples in listops.generate(variant.size(split), (variant.seed, number), seen, options):
-            yield split, examples
+    sizes = {split: variant.size(split) for split in Split}
+    if variant.task == "listops":
+        return listops.generate(sizes, variant.seed, listops.ListOpsOptions.up_to(variant.spec.max_length))
+    return pathfinder.generate(sizes, variant.seed, variant.level or pathfinder.Level.HARD, job.workers)
 
 
-def _generate_pathfinder(job: _Job) -> Iterator[tuple[Split, Examples]]:
-    sizes = [job.variant.size(split) for split in Split]
-    job.progress.begin("drawing paths", sum(sizes))
-    runs = [
-        _Run(
-            job.variant.seed, split, job.variant.level or pathfinder.Level.HARD, start, min(start + _IMAGES_A_RUN, size)
-        )
-        for split, size in zip(Split, sizes, strict=True)
-        for start in range(0, size, _IMAGES_A_RUN)
-    ]
-    for run, examples in zip(runs, _in_parallel(_draw, runs, job.workers), strict=True):
-        yield run.split, examples
+def _read(job: _Job, path: Path) -> Batches:
+    if job.variant.task == "pathfinder":
+        return pathfinder.read(path, job.variant.level or pathfinder.Level.HARD)
+    return _READERS[job.variant.task](path)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Some images of a split, drawn in one go."""
-
-    seed: int
-    split: Split
-    level: pathfinder.Level
-    start: int
-    stop: int
-
-
-def _draw(run: _Run) -> Examples:
-    split_number = list(Split).index(run.split)
-    generators = (pathfinder.image_generator(run.seed, split_number, n) for n in range(run.start, run.stop))
-    drawings = [pathfinder.draw(generator, run.level) for generator in generators]
-    pixels = np.stack([drawing.pixels.reshape(-1) for drawing in drawings])
-    labels = np.array([drawing.label for drawing in drawings], np.uint8)
-    return Examples(Ragged.from_matrix(pixels), labels, [GENERATED] * len(labels))
-
-
-def _in_parallel(work: Callable[[_Run], Examples], runs: list[_Run], workers: int) -> Iterator[Examples]:
-    """The results in order, whatever the number of processes."""
-    if workers == 1 or len(runs) < 2:
-        yield from map(work, runs)
-        return
-    with ProcessPoolExecutor(min(workers, len(runs)), get_context("spawn"), end_with_parent) as pool:
-        yield from pool.map(work, runs)
-
-
-def _read_listops(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    if job.source is None:
-        raise InputError("ListOps files have no official source")
-    job.progress.begin("reading expressions", None)
-    return _limited(listops_files.read(job.source), job, place)
-
-
-def _read_retrieval(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    path = job.fetch(retrieval.OFFICIAL)
-    job.progress.begin("reading pairs", None)
-    return _limited(retrieval.read(path), job, place)
-
-
-def _read_text(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    path = job.fetch(text.OFFICIAL)
-    job.progress.begin("reading reviews", None)
-    parts = text.read(path)
-    for split, examples in parts.items():
-        if len(examples) != text.REVIEWS_A_PART:
-            job.progress.note(f"{path} has {len(examples):,} {split} reviews, the official {text.REVIEWS_A_PART:,}")
-    whole = _stage(((split, batch) for split in parts for batch in in_batches(parts[split])), job, place)
-    return _with_dev_from_train(whole, job, share=10)
-
-
-def _read_image(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    path = job.fetch(image.OFFICIAL)
-    job.progress.begin("reading images", None)
-    return _with_dev_from_train(_stage(image.read(path), job, place), job, share=10)
-
-
-def _read_pathfinder(job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    if job.source is None or job.variant.level is None:
-        raise InputError("Pathfinder files have no official source")
-    job.progress.begin("reading drawings", None)
-    images = pathfinder_files.read(job.source, job.variant.level)
-    whole = _stage(((Split.TRAIN, examples) for examples in images), job, place)[Split.TRAIN]
-    rest, test = hold_out(whole.labels, len(whole) // 10, job.variant.seed)
-    train, dev = hold_out(whole.labels[rest], len(whole) // 10, job.variant.seed)
-    rows = {Split.TRAIN: rest[train], Split.DEV: rest[dev], Split.TEST: test}
-    return _chosen({split: (whole, rows[split]) for split in Split}, job)
-
-
-def _stage(batches: Iterable[tuple[Split, Examples]], job: _Job, place: Path) -> dict[Split, StoredSplit]:
-    """Write the parts as they come, so that choosing among them takes no memory."""
-    with ExitStack() as stack:
-        writers: dict[Split, SplitWriter] = {}
-        for split, examples in batches:
-            if split not in writers:
-                path = place / f"whole-{split}.arrow"
-                writers[split] = stack.enter_context(SplitWriter(path, job.variant.spec))
-            writers[split].write(examples)
-            job.progress.advance(len(examples))
-    return {split: StoredSplit(writer.path) for split, writer in writers.items()}
-
-
-def _limited(batches: Iterator[tuple[Split, Examples]], job: _Job, place: Path) -> Iterator[tuple[Split, Examples]]:
-    """All examples as they come, or with a limit a choice of them."""
-    if job.variant.limit is None:
-        return batches
-    parts = _stage(batches, job, place)
-    return _chosen({split: (part, np.arange(len(part))) for split, part in parts.items()}, job)
-
-
-def _with_dev_from_train(parts: dict[Split, StoredSplit], job: _Job, share: int) -> Iterator[tuple[Split, Examples]]:
-    whole, test = parts[Split.TRAIN], parts[Split.TEST]
-    train, dev = hold_out(whole.labels, len(whole) // share, job.variant.seed)
-    rows = {Split.TRAIN: (whole, train), Split.DEV: (whole, dev), Split.TEST: (test, np.arange(len(test)))}
-    return _chosen(rows, job)
-
-
-def _chosen(rows: dict[Split, tuple[StoredSplit, Integers]], job: _Job) -> Iterator[tuple[Split, Examples]]:
-    """The rows of each split, or with a limit a choice of them."""
-    limit = job.variant.limit
-    job.progress.begin("writing", sum(min(limit or len(some), len(some)) for _, some in rows.values()))
-    for split, (part, some) in rows.items():
-        kept = some if limit is None else some[choose(part.labels[some], limit, job.variant.seed)]
-        for examples in part.examples(kept):
-            yield split, examples
-
-
-_GENERATORS: dict[str, Callable[[_Job], Iterator[tuple[Split, Examples]]]] = {
-    "listops": _generate_listops,
-    "pathfinder": _generate_pathfinder,
-}
-_READERS: dict[str, Callable[[_Job, Path], Iterator[tuple[Split, Examples]]]] = {
-    "listops": _read_listops,
-    "text": _read_text,
-    "retrieval": _read_retrieval,
-    "pathfinder": _read_pathfinder,
-    "image": _read_image,
-}
+def _choose_rows(
+    stored: dict[Split, StoredSplit], held_out: list[Split], variant: Variant
+) -> dict[Split, tuple[StoredSplit, Integers]]:
+    """The rows of each split, and the file they are in."""
+    rows = {split: (part, np.arange(len(part))) for split, part in stored.items()}
+    train = stored[Split.TRAIN]
+    for split in held_out:
+        remaining = rows[Split.TRAIN][1]
+        kept, tenth = hold_out(train.labels[remaining], len(train) // 10, variant.seed)
+        rows |= {Split.TRAIN: (train, remaining[kept]), split: (train, remaining[tenth])}
+    if variant.limit is None:
+        return rows
+    return {
+        split: (part, some[choose(part.labels[some], variant.limit, variant.seed)])
+        for split, (part, some) in rows.items()
+    }

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from skyformer.checks import LARGEST_INTEGER
 from skyformer.errors import InputError
-from skyformer.lra.storage import Variant
+from skyformer.lra.folders import Variant
 from skyformer.lra.tasks import round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.settings import Settings

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from skyformer.lra.batching import EvaluationBatches, loader_of, training_loader
 from skyformer.lra.dataset import Example, Task, load_task
-from skyformer.lra.examples import Integers
-from skyformer.lra.sampling import choose
+from skyformer.lra.examples import Integers, choose
 from skyformer.lra.tasks import Split
 from skyformer.training.config import LoopConfig, RunConfig
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
-from skyformer.lra.places import data_dir_or_default
+from skyformer.lra.folders import data_dir_or_default
 from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
 from skyformer.training.runs import RunResult, runs_dir_or_default
 from skyformer.training.signals import StopSignals

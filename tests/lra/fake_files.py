@@ -1,4 +1,4 @@
-"""Small stand-ins for the official files, in their official layouts."""
+"""Small fakes of the official files, in their official layouts."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def pair_files(count: int) -> dict[str, bytes]:
     return {f"new_aan_pairs.{part}.tsv": pair_lines(count) for part in ("train", "eval", "test")}
 
 
-def cifar_files(monkeypatch: pytest.MonkeyPatch, images_a_file: int = 20) -> dict[str, bytes]:
-    """Random images in CIFAR-10's binary format, whose hashes take the place of the published ones."""
+def cifar_files(monkeypatch: pytest.MonkeyPatch, images_per_file: int = 20) -> dict[str, bytes]:
+    """Random images in CIFAR-10's binary format, whose MD5 sums replace the published ones."""
     rng = np.random.default_rng(0)
     files = {}
     for name in image.MD5:
-        labels = np.arange(images_a_file, dtype=np.uint8)[:, None] % 10
-        pixels = rng.integers(0, 256, (images_a_file, 3072), dtype=np.uint8)
+        labels = np.arange(images_per_file, dtype=np.uint8)[:, None] % 10
+        pixels = rng.integers(0, 256, (images_per_file, 3072), dtype=np.uint8)
         files[name] = np.hstack([labels, pixels]).tobytes()
         monkeypatch.setitem(image.MD5, name, hashlib.md5(files[name]).hexdigest())
     return files
