@@ -38,7 +38,7 @@ from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
-from skyformer.studies.frames import in_order, to_frame, with_paper
+from skyformer.studies.frames import in_order, task_table, to_frame, with_paper
 from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -248,7 +248,7 @@ class Efficiency(Study[Options, Cell, Result]):
             *_verdict_tables(costs),
             *map(_cost_table, costs),
             *(_share_table(each, *quantity) for each in costs for quantity in shares),
-            *(_table(f"Seconds per step, {each.title}", each.ours("seconds text")) for each in costs),
+            *(task_table(f"Seconds per step, {each.title}", each.ours("seconds text")) for each in costs),
             *_memory_tables(results),
             _speed_table(results),
         ]
@@ -359,10 +359,6 @@ def _costs_by_kind(results: Results) -> list[Costs]:
     return [Costs(results, kind) for kind in KIND_TITLES if any(cell.batches == kind for cell in results)]
 
 
-def _table(title: str, frame: DataFrame, note: str = "") -> Table:
-    return from_frame(title, frame.rename(columns=TASK_TITLES).rename_axis("attention"), note)
-
-
 def _cost_table(costs: Costs) -> Table:
     """Table 2; the paper's own numbers stand only beside padded batches, because the paper padded."""
     import pandas
@@ -375,14 +371,14 @@ def _cost_table(costs: Costs) -> Table:
         f"Hours for {PAPER_STEPS:,} steps, and the memory that steps add at most to that of their process, in GB of "
         "2^30 bytes. A ~ marks numbers scaled up from a smaller batch. In brackets: the paper, on a V100."
     )
-    return _table(f"Table 2, {costs.title}", pandas.concat(parts, axis=1), note)
+    return task_table(f"Table 2, {costs.title}", pandas.concat(parts, axis=1), note)
 
 
 def _share_table(costs: Costs, quantity: str, title: str) -> Table:
     ours, papers = costs.shares(quantity)
     note = "In brackets: the same for the paper's numbers."
     title = f"{title} divided by that of materialised softmax, {costs.title}"
-    return _table(title, with_paper(ours.map(number), papers), note)
+    return task_table(title, with_paper(ours.map(number), papers), note)
 
 
 def _verdict_tables(all_costs: Sequence[Costs]) -> list[Table]:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from skyformer.report.tables import NOTHING, number
+from skyformer.report.paper import TASK_TITLES
+from skyformer.report.tables import NOTHING, Table, from_frame, number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from pandas import Series as Column
 
 
 def to_frame(cell_type: type, results: Mapping[Any, Any], **columns: Callable[[Any], Any]) -> DataFrame:
@@ -30,6 +32,11 @@ def in_order(present: Iterable[str], order: Iterable[str]) -> list[str]:
     return known + [name for name in found if name not in known]
 
 
+def task_table(title: str, by_task: DataFrame, note: str = "", rows: str = "attention") -> Table:
+    """A table of a data frame with one column per task; `rows` is the header of the index."""
+    return from_frame(title, by_task.rename(columns=TASK_TITLES).rename_axis(rows), note)
+
+
 def with_paper(ours: DataFrame, papers: DataFrame, show: Callable[[float], str] = number) -> DataFrame:
     """Text, followed by the paper's number in brackets where it has one."""
     brackets = papers.reindex_like(ours).map(lambda x: "" if x != x else f" ({show(x)})")
@@ -40,3 +47,8 @@ def median_and_quartiles(quartiles: Sequence[float]) -> str:
     """The 25, 50 and 75 % quantiles as text: 0.2 [0.1, 0.3]."""
     low, middle, high = map(number, quartiles)
     return f"{middle} [{low}, {high}]"
+
+
+def missing_as_none(values: Column) -> list[float | None]:
+    """The values for a figure, which leaves None out."""
+    return [None if value != value else value for value in values.tolist()]

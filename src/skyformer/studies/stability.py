@@ -1,31 +1,31 @@
-"""How much a training step moves the model's output (appendix, Table 3), and what learning rates a model bears.
+"""How much a training step changes the output of the model (appendix, Table 3), and which learning rates work.
 
 The paper's instability score of step i on its batch x_i, with f the embedding after two layers:
 
     tau_i = |f(x_i, W_i) - f(x_i, W_{i-1})|_F^2 / |W_i - W_{i-1}|_F^2
 
-and its table holds the average over 20 steps of tau_i divided by that of softmax attention. What f does with dropout
-is left open there, so it is measured in three variants, all along one and the same training:
+The paper's table holds the average over 20 steps of tau_i divided by that of softmax attention. The paper does not say
+whether dropout is active while f is evaluated, so f is evaluated in three variants during the same training:
 
-- "off": no dropout while f is evaluated.
+- "off": no dropout.
 - "same": dropout, with the same masks before and after the step.
-- "fresh": dropout, with new masks after the step. Then the difference holds the noise of two masks besides the step's
-  work; that noise alone, two masks and no step, is kept as well.
+- "fresh": dropout, with new masks after the step. The difference then contains the noise of two masks as well as the
+  effect of the step. That noise alone, two masks without a step, is recorded too.
 
-f is taken after the norm that follows the second layer, which is what the model hands on (the figures called "normed"),
-and also before it, where the layers leave it. Landmarks and other random choices of an attention are the same in all
-evaluations of f.
+f is taken after the norm that follows the second layer, which is the output of the encoder (the results called
+"normed"), and also before that norm. Landmarks and other random choices of an attention are the same in all evaluations
+of f.
 
-Besides the paper: the loss that short trainings end with at learning rates from harmless to absurd.
+In addition to the paper: the loss at the end of short trainings with learning rates from very small to far too large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import islice
-from statistics import mean, median, stdev
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,19 +34,23 @@ from torch import Tensor, nn
 from skyformer.errors import InputError
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
-from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, check_names, option, quantile
+from skyformer.report.tables import NOTHING, Table, from_frame, number
+from skyformer.studies.base import Fact, Study, check_names, option
+from skyformer.studies.frames import missing_as_none, task_table, to_frame, with_paper
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+    from pandas import Series as Column
+
     from skyformer.lra.batching import Batch
     from skyformer.lra.dataset import Task
-    from skyformer.training.building import Trainee
     from skyformer.training.config import RunConfig
 
 SCORE, RATES = "score", "rates"
 BASELINE = "softmax"
+BY_SEED = ["attention", "task", "seed"]
 VARIANTS = {"off": "dropout off", "same": "same dropout masks", "fresh": "fresh dropout masks"}
 TITLES = {
     "nystromformer": "Nystromformer",
@@ -55,7 +59,7 @@ TITLES = {
     "softmax": "Self-Attention",
 }
 LAST = 20
-"""Steps whose losses make the final loss of a short training."""
+"""The final loss of a short training is the mean over this many last steps."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,11 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of each step. But for `loss`, all are squared Frobenius norms: `update` of W_i - W_{i-1}, `size` of f,
-    and the rest of the differences of f. A short training has its losses alone; None is not finite."""
+    """One number per step; None if it is not finite. A short training has only `loss`.
+
+    Except for `loss`, all are squared Frobenius norms: `update` of W_i - W_{i-1}, `size` of f, `noise` of the
+    difference between two dropout masks without a step, and the others of the change of f in each variant.
+    """
 
     loss: Numbers
     update: Numbers = ()
@@ -118,21 +125,14 @@ class Result:
     normed_fresh: Numbers = ()
     normed_noise: Numbers = ()
 
-    def scores(self, variant: str) -> list[float]:
-        """tau_i."""
-        return _quotients(getattr(self, variant), self.update)
-
-    def relative(self, variant: str) -> list[float]:
-        """The change of f as a share of f."""
-        return _quotients(getattr(self, variant), self.size)
-
     def final_loss(self) -> float | None:
-        """The mean of the last losses; None if the training left the finite numbers."""
-        last = self.loss[-LAST:]
-        return None if None in self.loss else mean(loss for loss in last if loss is not None)
+        """The mean of the last losses; None if any loss is not finite."""
+        losses = [loss for loss in self.loss if loss is not None]
+        last = losses[-LAST:]
+        return None if None in self.loss else sum(last) / len(last)
 
     def diverged(self) -> bool:
-        """Not finite, or worse than at the start."""
+        """Whether the final loss is not finite, or above the first one."""
         final, first = self.final_loss(), self.loss[0]
         return final is None or first is None or final > first
 
@@ -148,7 +148,7 @@ class Stability(Study[Options, Cell, Result]):
         check_names("attention of this study", options.attentions, TITLES)
         if options.attentions and BASELINE not in options.attentions:
             raise InputError(
-                f"--attentions must have {BASELINE!r} among them, for every score is divided by its; "
+                f"--attentions must include {BASELINE!r}, because every score is divided by its score; "
                 f"got {', '.join(options.attentions)}"
             )
         self._loaded: dict[tuple[str, str], Task] = {}
@@ -158,7 +158,7 @@ class Stability(Study[Options, Cell, Result]):
 
         names = ("preset", "dropout", "steps", "examples", "rate_steps")
         found: dict[str, Fact] = {name: getattr(self.options, name) for name in names}
-        # What cannot be made here is missing before ListOps is made.
+        # ListOps comes last: missing data of other tasks is reported before ListOps is generated.
         for cell in sorted(self.cells(), key=lambda cell: cell.task == "listops"):
             found[f"{cell.task} data, {cell.measure}"] = data_fact(self._data(cell))
         return found
@@ -189,26 +189,19 @@ class Stability(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import run_config
 
         chosen = self.options
+        limit = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}.get(cell.task)
         if cell.measure == SCORE:
-            changes = {} if chosen.dropout is None else {"model_dropout": chosen.dropout}
-            return run_config(cell.task, chosen.preset, cell.attention, cell.seed, self._limit(cell.task), **changes)
-        steps = chosen.rate_steps
-        return run_config(
-            cell.task,
-            "short",
-            cell.attention,
-            cell.seed,
-            self._limit(cell.task),
-            optim_lr=cell.rate,
-            optim_warmup_steps=max(1, steps // 10),
-            loop_steps=steps,
-        )
-
-    def _limit(self, task: str) -> int | None:
-        return {"pathfinder": self.options.pathfinder_limit, "listops": self.options.listops_limit}.get(task)
+            changes: dict[str, object] = {} if chosen.dropout is None else {"model_dropout": chosen.dropout}
+            return run_config(cell.task, chosen.preset, cell.attention, cell.seed, limit, **changes)
+        changes = {
+            "optim_lr": cell.rate,
+            "optim_warmup_steps": max(1, chosen.rate_steps // 10),
+            "loop_steps": chosen.rate_steps,
+        }
+        return run_config(cell.task, "short", cell.attention, cell.seed, limit, **changes)
 
     def _data(self, cell: Cell) -> Task:
-        """Kept: data depends on neither attention, seed nor rate."""
+        """Loaded once, because data depends on neither attention, seed nor learning rate."""
         from skyformer.studies.tasks import study_data
 
         key = (cell.measure, cell.task)
@@ -218,74 +211,71 @@ class Stability(Study[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
+        scores = Scores(results)
         found = [
-            _ratio_table(scores, normed(variant), f"tau to softmax's, {title}") for variant, title in VARIANTS.items()
+            *(
+                _ratio_table(
+                    scores, normed(name), f"Instability score divided by that of softmax, {title}", papers=True
+                )
+                for name, title in VARIANTS.items()
+            ),
+            *(
+                _ratio_table(scores, name, f"The same before the final norm, {title}")
+                for name, title in VARIANTS.items()
+            ),
+            _seed_table(scores),
+            _relative_table(scores),
+            _component_table(scores),
+            _rate_table(results),
         ]
-        found += [
-            _ratio_table(scores, variant, f"The same before the final norm, {title}", paper=False)
-            for variant, title in VARIANTS.items()
-        ]
-        found += [_seed_table(scores), _relative_table(scores), _makeup_table(scores), _rate_table(results)]
         return [table for table in found if table.rows]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
-        found = [_score_figure(scores), _rate_figure(results)]
+        found = [_score_figure(Scores(results)), _rate_figure(results)]
         return [figure for figure in found if figure.panels]
 
 
-def normed(figure: str) -> str:
-    """The name of the same figure after the final norm."""
-    return f"normed_{figure}"
-
-
-def _trainee(config: RunConfig) -> Trainee:
+def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
+    """Train for `steps` steps, and evaluate f before and after each."""
+    from skyformer.studies.tasks import batches_of
     from skyformer.training.building import Trainee
 
-    return Trainee(config)
-
-
-def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
-    """Trains for `steps` steps, and looks at f before and after each."""
-    from skyformer.studies.tasks import batches_of
-
-    trainee = _trainee(config)
+    trainee = Trainee(config)
     rows, losses = [], []
     for step, batch in enumerate(islice(batches_of(data, config), steps)):
-        looks = _Looks(trainee.model, batch, examples, seed=step)
+        evaluator = _Evaluator(trainee.model, batch, examples, seed=step)
         old_weights = _flat(trainee.model)
-        before = looks.take()
+        before = evaluator.evaluate()
         losses.append(significant(trainee.step(batch)))
-        rows.append([_squared(_flat(trainee.model) - old_weights), *_changes(before, looks.take())])
+        rows.append([_squared(_flat(trainee.model) - old_weights), *_changes(before, evaluator.evaluate())])
     columns = [tuple(significant(value, 6) for value in column) for column in zip(*rows, strict=True)]
     return Result(tuple(losses), *columns)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class _Look:
-    """f without dropout, and with two sets of masks, each (tokens, dim) before and after the final norm."""
+class _Embeddings:
+    """f without dropout, and with two sets of dropout masks; each (tokens, dim), before and after the final norm."""
 
     off: tuple[Tensor, Tensor]
     first: tuple[Tensor, Tensor]
     second: tuple[Tensor, Tensor]
 
 
-class _Looks:
-    """f on some examples of one batch, as often as asked, with the same masks and landmarks each time."""
+class _Evaluator:
+    """Evaluates f on some examples of one batch, with the same dropout masks and landmarks every time."""
 
     def __init__(self, model: nn.Module, batch: Batch, examples: int, seed: int) -> None:
         self._model, self._seed = model, seed
         self._tokens, self._mask = batch.tokens[:examples], batch.mask[:examples]
 
     @torch.no_grad()
-    def take(self) -> _Look:
+    def evaluate(self) -> _Embeddings:
         self._model.eval()
-        return _Look(self._embedding(None), self._embedding(2 * self._seed), self._embedding(2 * self._seed + 1))
+        return _Embeddings(self._embedding(None), self._embedding(2 * self._seed), self._embedding(2 * self._seed + 1))
 
     def _embedding(self, masks: int | None) -> tuple[Tensor, Tensor]:
-        """Only the dropout layers are in training: the attentions draw what they draw in evaluation, always alike."""
+        """Only dropout layers are in training mode, so attentions make the fixed random choices of evaluation."""
         for module in self._model.modules():
             if isinstance(module, nn.Dropout):
                 module.train(masks is not None)
@@ -295,15 +285,14 @@ class _Looks:
 
 
 def embedding(encoder: Any, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last layer leaves at the real tokens (N, dim), and that after the final norm."""
+    """The output of the last layer at the real tokens (N, dim), before and after the final norm."""
     x: Tensor = encoder.embeddings(tokens, mask)
     for layer in encoder.layers:
         x = layer(x, mask)
-    real = x[mask].double()
-    return real, encoder.norm(x)[mask].double()
+    return x[mask].double(), encoder.norm(x)[mask].double()
 
 
-def _changes(before: _Look, after: _Look) -> list[float]:
+def _changes(before: _Embeddings, after: _Embeddings) -> list[float]:
     """In the order of Result's fields: size, off, same, fresh, noise; then the same after the norm."""
     found = []
     for place in (0, 1):
@@ -329,8 +318,9 @@ def _squared(x: Tensor) -> float:
 def _short_training(config: RunConfig, data: Task) -> Result:
     """Losses until the last step, or until one is not finite."""
     from skyformer.studies.tasks import batches_of
+    from skyformer.training.building import Trainee
 
-    trainee, losses = _trainee(config), []
+    trainee, losses = Trainee(config), []
     for batch in islice(batches_of(data, config), config.loop.steps):
         loss = trainee.step(batch)
         losses.append(significant(loss))
@@ -339,225 +329,186 @@ def _short_training(config: RunConfig, data: Task) -> Result:
     return Result(tuple(losses))
 
 
-def _ratios(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
-    """For each seed, as the paper does it: tau_i divided by that of softmax attention, averaged over the steps."""
-    by_seed = [_step_ratios(*pair, variant) for pair in _with_baseline(scores, task, attention)]
-    return [mean(ratios) for ratios in by_seed]
+class Scores:
+    """The scores as data frames with one row per attention, task, seed and step.
+
+    steps: the fields of the results. pairs: the same, beside those of softmax for the same task, seed and step.
+    """
+
+    def __init__(self, results: Mapping[Cell, Result]) -> None:
+        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
+        norms = [field.name for field in fields(Result) if field.name != "loss"]
+        columns = {name: attrgetter(name) for name in norms}
+        frame = to_frame(Cell, scores, **columns, step=lambda result: range(1, len(result.update) + 1))
+        frame = frame.explode([*norms, "step"]).astype(dict.fromkeys(norms, float))
+        self.steps = frame.set_index(["attention", "task", "seed", "step"])[norms].sort_index()
+        softmax = self.steps[self.steps.index.get_level_values("attention") == BASELINE].droplevel("attention")
+        self.pairs = self.steps.join(softmax.add_suffix(" softmax"), how="inner")
+        self.tasks = tasks_among(scores)
+        self.rivals = [name for name in TITLES if name != BASELINE and any(cell.attention == name for cell in scores)]
+
+    def tau(self, variant: str, of: str = "") -> Column:
+        """tau_i; infinite where it is not finite."""
+        return _finite_or_inf(self.pairs[variant + of] / self.pairs["update" + of])
+
+    def step_ratios(self, variant: str) -> Column:
+        """tau_i divided by that of softmax; infinite where it is not finite."""
+        return _finite_or_inf(self.tau(variant) / self.tau(variant, " softmax"))
+
+    def ratios(self, variant: str) -> Column:
+        """By attention, task and seed, as in the paper: the mean of the ratios of all steps."""
+        return self.step_ratios(variant).groupby(BY_SEED).mean()
+
+    def ratios_of_means(self, variant: str) -> Column:
+        """By attention, task and seed: the mean of tau_i divided by the mean of that of softmax."""
+        own, softmax = (self.tau(variant, of).groupby(BY_SEED).mean() for of in ("", " softmax"))
+        return _finite_or_inf(own / softmax)
+
+    def table(self, title: str, values: Column, attentions: Sequence[str], note: str, papers: bool = False) -> Table:
+        """A table of text by attention and task: one row per attention, one column per task."""
+        import pandas
+
+        shown = values.unstack("task").reindex(index=attentions, columns=self.tasks)
+        if papers:
+            shown = with_paper(shown, pandas.DataFrame(dict(INSTABILITY)).T, "{:.2f}".format)
+        return task_table(title, shown.rename(index=TITLES), note, rows="Model")
 
 
-def _ratios_of_means(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> list[float]:
-    """For each seed the other average: the mean of tau_i divided by the mean of softmax attention's."""
-    pairs = [(own.scores(variant), its.scores(variant)) for own, its in _with_baseline(scores, task, attention)]
-    return [mean(own) / mean(its) if 0 < mean(its) < math.inf else math.inf for own, its in pairs]
+def _finite_or_inf(values: Column) -> Column:
+    return values.where(values < math.inf, math.inf)
 
 
-def _step_ratios(own: Result, baseline: Result, variant: str) -> list[float]:
-    """Infinite where a score is not finite."""
-    pairs = zip(own.scores(variant), baseline.scores(variant), strict=True)
-    return [ours / its if math.isfinite(ours) and 0 < its < math.inf else math.inf for ours, its in pairs]
+def normed(name: str) -> str:
+    """The field of the same quantity after the final norm."""
+    return f"normed_{name}"
 
 
-def _with_spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    if not all(map(math.isfinite, values)):
+def _ratio_table(scores: Scores, variant: str, title: str, papers: bool = False) -> Table:
+    by_seed = scores.ratios(variant)
+    several = by_seed.index.get_level_values("seed").nunique() > 1
+    note = "Mean and standard deviation over seeds" if several else "One seed"
+    texts = by_seed.groupby(["attention", "task"]).agg(_mean_and_deviation)
+    return scores.table(title, texts, scores.rivals, note + ("; in brackets: the paper." if papers else "."), papers)
+
+
+def _mean_and_deviation(values: Column) -> str:
+    if not (values < math.inf).all():
         return "not finite"
-    digits = 2 if mean(values) < 100 else 0
-    spread = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):,.{digits}f}{spread}"
+    mean, digits = values.mean(), 2 if values.mean() < 100 else 0
+    return f"{mean:,.{digits}f}" + (f" ± {values.std():,.{digits}f}" if len(values) > 1 else "")
 
 
-def _rivals(scores: Iterable[Cell]) -> list[str]:
-    present = {cell.attention for cell in scores}
-    return [attention for attention in TITLES if attention in present and attention != BASELINE]
-
-
-def _ratio_table(scores: Mapping[Cell, Result], variant: str, title: str, paper: bool = True) -> Table:
-    tasks = tasks_among(scores)
-    rows = []
-    for attention in _rivals(scores):
-        ours = [_with_spread(_ratios(scores, task, attention, variant)) for task in tasks]
-        theirs = [
-            f" ({INSTABILITY[attention][task]:.2f})" if paper and attention in INSTABILITY else "" for task in tasks
-        ]
-        rows.append([TITLES[attention], *(own + its for own, its in zip(ours, theirs, strict=True))])
-    several = len({cell.seed for cell in scores}) > 1
-    average = "Mean and standard deviation over seeds" if several else "One seed"
-    note = average + (", in brackets the paper's." if paper else ".")
-    return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, note)
-
-
-def _seed_table(scores: Mapping[Cell, Result]) -> Table:
+def _seed_table(scores: Scores) -> Table:
     """Whether seeds agree, and whether it matters how steps are averaged."""
-    rows = []
-    for task in tasks_among(scores):
-        for attention in _rivals(scores):
-            for variant, title in VARIANTS.items():
-                averages = (_ratios, _ratios_of_means)
-                found = [average(scores, task, attention, normed(variant)) for average in averages]
-                rows.append([TASK_TITLES[task], TITLES[attention], title, *map(_one_by_one, found)])
+    averages = {
+        title: [
+            ratios.groupby(["attention", "task"]).agg(_each_seed)
+            for ratios in (scores.ratios(normed(variant)), scores.ratios_of_means(normed(variant)))
+        ]
+        for variant, title in VARIANTS.items()
+    }
+    rows = [
+        [TASK_TITLES[task], TITLES[attention], title, *(texts.get((attention, task), NOTHING) for texts in both)]
+        for task in scores.tasks
+        for attention in scores.rivals
+        for title, both in averages.items()
+    ]
     header = ["Task", "Model", "f with", "mean of ratios", "ratio of means"]
     note = (
-        "tau to softmax's after the final norm, a number a seed in ascending order: the ratios of single steps "
-        "averaged, as the paper does it, and the ratio of the averages over steps."
+        "Instability score after the final norm divided by that of softmax, one number per seed in ascending order of "
+        "seeds: the mean over the ratios of single steps, as in the paper, and the ratio of the means over steps."
     )
-    return Table("Seed by seed", header, rows, note)
+    return Table("Instability score of each seed", header, rows, note)
 
 
-def _one_by_one(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" if math.isfinite(value) else "not finite" for value in values) or "-"
+def _each_seed(values: Column) -> str:
+    return ", ".join(f"{value:.2f}" if value < math.inf else "not finite" for value in values)
 
 
-def _relative_table(scores: Mapping[Cell, Result]) -> Table:
-    """Without the scale of the embedding: the change of f as a share of f."""
-    tasks = tasks_among(scores)
-    rows = [
-        [TITLES[attention], *(_relative_change(scores, task, attention) for task in tasks)]
-        for attention in [BASELINE, *_rivals(scores)]
-        if tasks
-    ]
-    title = "Squared change of f in a step as a share of f's squared size, before the final norm, dropout off"
-    return Table(title, ["Model", *(TASK_TITLES[task] for task in tasks)], rows, "Median over steps and seeds.")
+def _relative_table(scores: Scores) -> Table:
+    """Independent of the scale of the embedding: the change of f divided by f."""
+    relative = (scores.steps["off"] / scores.steps["size"]).replace(math.inf, math.nan)
+    medians = relative.groupby(["attention", "task"]).median().map(number)
+    title = "Squared change of f per step divided by the squared size of f, before the final norm, dropout off"
+    attentions = [BASELINE, *scores.rivals] if scores.tasks else []
+    return scores.table(title, medians, attentions, "Median over steps and seeds.")
 
 
-def _relative_change(scores: Mapping[Cell, Result], task: str, attention: str) -> str:
-    chosen = [result for cell, result in scores.items() if (cell.task, cell.attention) == (task, attention)]
-    return _median([result.relative("off") for result in chosen])
-
-
-def _makeup_table(scores: Mapping[Cell, Result]) -> Table:
-    """What the score is made of: noise of dropout, size of the embedding, length of the update."""
-    rows = []
-    for task in tasks_among(scores):
-        for attention in [BASELINE, *_rivals(scores)]:
-            pairs = _with_baseline(scores, task, attention)
-            if pairs:
-                rows.append([TASK_TITLES[task], TITLES[attention], *_makeup(pairs)])
-    header = [
-        "Task",
-        "Model",
-        "dropout noise in the fresh variant",
-        "at least",
-        "dropout noise",
-        "length of the update",
-        "size of f before the norm",
-    ]
+def _component_table(scores: Scores) -> Table:
+    """What the score depends on: noise of dropout, size of the embedding, length of the update."""
+    pairs = scores.pairs
+    ratios = {
+        "dropout noise": pairs["normed_noise"] / pairs["normed_noise softmax"],
+        "length of the update": pairs["update"] / pairs["update softmax"],
+        "size of f before the norm": pairs["size"] / pairs["size softmax"],
+    }
+    share = 100 * pairs["normed_noise"] / pairs["normed_fresh"]
+    by_task = pairs.assign(share=share, **ratios).replace(math.inf, math.nan).groupby(["task", "attention"])
+    shares = by_task["share"].agg(["median", "min"]).map(lambda x: NOTHING if math.isnan(x) else f"{x:.2f} %")
+    shares.columns = ["dropout noise in the fresh variant", "at least"]
+    shown = shares.join(by_task[list(ratios)].median().map(number))
+    order = [(task, attention) for task in scores.tasks for attention in (BASELINE, *scores.rivals)]
+    shown = shown.reindex([place for place in order if place in shown.index])
     note = (
-        "Medians over steps and seeds: a share, with the least of all, then squared norms divided by those of softmax "
-        "attention."
+        "Medians over steps and seeds. First a percentage of the squared difference, with the smallest of all steps; "
+        "then squared norms divided by those of softmax attention."
     )
-    return Table("What the score is made of", header, rows, note)
+    names = {**TASK_TITLES, **TITLES}
+    return from_frame("Components of the score", shown.rename(index=names).rename_axis(["Task", "Model"]), note)
 
 
-def _with_baseline(scores: Mapping[Cell, Result], task: str, attention: str) -> list[tuple[Result, Result]]:
-    """Pairs of results, by seed."""
-    found = []
-    for cell, result in sorted(scores.items(), key=lambda item: item[0].seed):
-        baseline = scores.get(Cell(SCORE, task, BASELINE, cell.seed, None))
-        if (cell.task, cell.attention) == (task, attention) and baseline is not None:
-            found.append((result, baseline))
-    return found
-
-
-def _makeup(pairs: Sequence[tuple[Result, Result]]) -> list[str]:
-    share = [_quotients(own.normed_noise, own.normed_fresh) for own, _ in pairs]
-    ratios = [
-        [_quotients(getattr(own, name), getattr(its, name)) for own, its in pairs]
-        for name in (normed("noise"), "update", "size")
-    ]
-    together = _finite(share)
-    shares = [f"{100 * f(together):.2f} %" if together else "-" for f in (median, min)]
-    return [*shares, *map(_median, ratios)]
-
-
-def _quotients(above: Sequence[float | None], below: Sequence[float | None]) -> list[float]:
-    """Step by step; infinite where either is not finite, or where nothing is divided by: no dropout makes no noise."""
-    return [math.inf if a is None or not b else a / b for a, b in zip(above, below, strict=True)]
-
-
-def _finite(values: Sequence[Sequence[float]]) -> list[float]:
-    return [value for some in values for value in some if math.isfinite(value)]
-
-
-def _median(values: Sequence[Sequence[float]]) -> str:
-    together = _finite(values)
-    return number(quantile(together, 0.5)) if together else "-"
+def _final_losses(results: Mapping[Cell, Result]) -> DataFrame:
+    rates = {cell: result for cell, result in results.items() if cell.measure == RATES}
+    return to_frame(Cell, rates, final=Result.final_loss, diverged=Result.diverged).astype({"final": float})
 
 
 def _rate_table(results: Mapping[Cell, Result]) -> Table:
-    chosen = {cell: result for cell, result in results.items() if cell.measure == RATES}
-    rates = sorted({cell.rate for cell in chosen if cell.rate is not None})
-    rows = []
-    for attention in TITLES:
-        own = {cell: result for cell, result in chosen.items() if cell.attention == attention}
-        if own:
-            finals = [_final_losses(own, rate) for rate in rates]
-            worse = [result.diverged() for result in own.values()]
-            rows.append([TITLES[attention], *map(_with_range, finals), f"{sum(worse)} of {len(worse)}"])
-    header = ["Model", *(f"rate {rate:g}" for rate in rates), "diverged"]
+    frame = _final_losses(results)
+    shown = frame.groupby(["attention", "rate"])["final"].agg(_median_and_range).unstack("rate")
+    shown = shown.rename(columns=lambda rate: f"rate {rate:g}")
+    counts = frame.groupby("attention")["diverged"].agg(["sum", "size"])
+    shown["diverged"] = [f"{lost} of {count}" for lost, count in counts.itertuples(index=False)]
+    shown = shown.reindex([name for name in TITLES if name in shown.index]).rename(index=TITLES).rename_axis("Model")
     note = (
-        f"Short ListOps, as in the preset `short`. The mean loss of the last {LAST} steps: median over seeds, range. "
-        "Diverged: not finite, or above the first step's."
+        f"Short ListOps with the preset `short`. Mean loss of the last {LAST} steps: median over seeds, and range. "
+        "Diverged: not finite, or above the loss of the first step."
     )
-    return Table("Final loss by learning rate", header, rows, note)
+    return from_frame("Final loss by learning rate", shown, note)
 
 
-def _final_losses(own: Mapping[Cell, Result], rate: float) -> list[float | None]:
-    return [result.final_loss() for cell, result in own.items() if cell.rate == rate]
+def _median_and_range(losses: Column) -> str:
+    finite = losses.dropna()
+    lost = f"{len(losses) - len(finite)} not finite" if len(finite) < len(losses) else ""
+    if finite.empty:
+        return lost
+    spread = f" ({finite.min():.2f} to {finite.max():.2f})" if len(finite) > 1 else ""
+    return f"{finite.median():.2f}{spread}" + (f", {lost}" if lost else "")
 
 
-def _with_range(losses: Sequence[float | None]) -> str:
-    finite = [loss for loss in losses if loss is not None]
-    lost = f", {len(losses) - len(finite)} not finite" if len(finite) < len(losses) else ""
-    if not finite:
-        return lost.removeprefix(", ") or "-"
-    spread = f" ({min(finite):.2f} to {max(finite):.2f})" if len(finite) > 1 else ""
-    return f"{quantile(finite, 0.5):.2f}{spread}{lost}"
-
-
-def _score_figure(scores: Mapping[Cell, Result]) -> Figure:
-    """tau_i to softmax's over the steps: a row of panels a variant, a column a task."""
-    tasks, panels = tasks_among(scores), []
+def _score_figure(scores: Scores) -> Figure:
+    """The ratio of each step: one row of panels per variant, one column per task."""
+    panels = []
     for variant, title in VARIANTS.items():
-        for task in tasks:
-            series = [_ratio_line(scores, task, attention, normed(variant)) for attention in _rivals(scores)]
-            panels.append(
-                Panel(
-                    f"{TASK_TITLES[task]}, {title}", "step", "tau to softmax's", [s for s in series if s.x], y_log=True
-                )
-            )
-    panels = [panel for panel in panels if panel.series]
-    return Figure("figure", "Instability score to that of softmax attention", panels, columns=max(1, len(tasks)))
+        by_step = scores.step_ratios(normed(variant)).groupby(["task", "attention", "step"])
+        spread = by_step.agg(["mean", "min", "max"])
+        spread = spread.where((spread > 0) & (spread < math.inf))
+        for task in scores.tasks:
+            lines = [_line(spread.loc[task], name) for name in scores.rivals if (task, name) in spread.index]
+            if lines:
+                panels.append(Panel(f"{TASK_TITLES[task]}, {title}", "step", "divided by softmax", lines, y_log=True))
+    title = "Instability score divided by that of softmax attention"
+    return Figure("figure", title, panels, columns=max(1, len(scores.tasks)))
 
 
-def _ratio_line(scores: Mapping[Cell, Result], task: str, attention: str, variant: str) -> Series:
-    by_seed = [_step_ratios(*pair, variant) for pair in _with_baseline(scores, task, attention)]
-    steps = list(zip(*by_seed, strict=True))
-    return Series(
-        TITLES[attention],
-        range(1, len(steps) + 1),
-        [_visible(mean(values)) for values in steps],
-        [_visible(min(values)) for values in steps],
-        [_visible(max(values)) for values in steps],
-    )
-
-
-def _visible(ratio: float) -> float | None:
-    return ratio if 0 < ratio < math.inf else None
+def _line(spread: DataFrame, attention: str) -> Series:
+    """The middle, with a band from the least to the most, by what the second level of the index says."""
+    here = spread.loc[attention]
+    middle, low, high = (missing_as_none(here[name]) for name in here)
+    return Series(TITLES[attention], here.index.tolist(), middle, low, high)
 
 
 def _rate_figure(results: Mapping[Cell, Result]) -> Figure:
-    chosen = {cell: result for cell, result in results.items() if cell.measure == RATES}
-    rates = sorted({cell.rate for cell in chosen if cell.rate is not None})
-    lines = []
-    for attention in TITLES:
-        own = {cell: result for cell, result in chosen.items() if cell.attention == attention}
-        finals = [[loss for loss in _final_losses(own, rate) if loss is not None] for rate in rates]
-        if own:
-            middle, low, high = (
-                [pick(losses) if losses else None for losses in finals]
-                for pick in (lambda losses: quantile(losses, 0.5), min, max)
-            )
-            lines.append(Series(TITLES[attention], rates, middle, low, high))
+    spread = _final_losses(results).groupby(["attention", "rate"])["final"].agg(["median", "min", "max"])
+    lines = [_line(spread, attention) for attention in TITLES if attention in spread.index]
     panels = [Panel("Short ListOps", "learning rate", "final loss", lines, x_log=True, y_log=True)] if lines else []
     return Figure("rates", "Loss after a short training, median and range over seeds", panels, columns=1)
