@@ -81,6 +81,7 @@ EXTRA_OF_MODULE = MappingProxyType(
         "typer": "cli",
         "rich": "cli",
         "matplotlib": "cli",
+        "pandas": "cli",
         "numpy": "model",
         "pydantic": "model",
         "safetensors": "model",

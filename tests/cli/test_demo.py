@@ -1,4 +1,4 @@
-"""skyformer demo: two runs, a table, figures that agree with the runs, and nothing trained twice."""
+"""`skyformer demo`: two runs, a table and files that agree with them, and nothing trained twice."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_both_are_trained_compared_and_kept(demo: CommandLine, evaluate: Command
         assert figure["test_accuracy"] == result.test_accuracy
         assert [point["step"] for point in figure["dev_curve"]] == [2, 4]
         assert f"{100 * result.test_accuracy:.2f}" in done.output
-        assert figure["milliseconds_a_step"] > 0
+        assert figure["milliseconds_per_step"] > 0
     assert "up to 64 tokens are short" in " ".join(done.output.split())
     (advised,) = [line.partition("skyformer evaluate ")[2] for line in done.output.splitlines() if "evaluate" in line]
     evaluated = evaluate(*shlex.split(advised))
     assert evaluated.code == 0, evaluated.errors
     assert 0.1 <= figures["chance"] < 0.6
     assert "reduced" in done.output
-    assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.png", "demo.svg"}
+    assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.pdf", "demo.png", "demo.svg"}
 
     finished = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")}
     again = demo("--output", tmp_path, *SMALL)

@@ -1,4 +1,4 @@
-"""`skyformer sweep` as a user types it; the runs' processes only pretend to train."""
+"""`skyformer sweep` as a user types it; the processes of the runs are fakes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from skyformer.cli.sweep_actions import parse_memory
 from skyformer.errors import InputError
 from skyformer.lra import prepare
 from skyformer.training import sweeps
+from skyformer.training.ray_sweeps import parse_memory
 from tests.cli.typed import CommandLine
 from tests.helpers import refused
-from tests.training import pretend
+from tests.training import fake_train
 from tests.training.fakes import a_config, finish, start
 
 SMALL = ("task.limit=20", "task.max_length=64")
@@ -31,7 +31,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs_dir(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs"
     folder.mkdir()
-    monkeypatch.setattr(sweeps, "SKYFORMER", (sys.executable, "-S", pretend.__file__))
+    monkeypatch.setattr(sweeps, "SKYFORMER", (sys.executable, "-S", fake_train.__file__))
     monkeypatch.setenv("SKYFORMER_RUNS", str(folder))
     monkeypatch.setenv("SKYFORMER_DATA", str(data_dir))
     return folder
@@ -44,7 +44,7 @@ def sweep(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def library(runs_dir: Path, attentions: str, seeds: str, **orders: str) -> None:
-    """What the pretender finishes; runs of an attention may be ordered otherwise."""
+    """The finished runs for the fake training; keywords order another ending for the runs of an attention."""
     configs = [
         a_config("listops", attention, seed=int(seed), overrides=SMALL)
         for attention in attentions.split()
@@ -56,16 +56,16 @@ def library(runs_dir: Path, attentions: str, seeds: str, **orders: str) -> None:
     (runs_dir / "orders.json").write_text(json.dumps(words))
 
 
-def test_a_line_a_run_and_a_table(sweep: CommandLine, runs_dir: Path) -> None:
+def test_a_line_per_run_and_a_table(sweep: CommandLine, runs_dir: Path) -> None:
     library(runs_dir, "softmax skyformer", "0 1")
     outcome = sweep("--task", "listops", "--attention", "softmax,skyformer", "--seeds", "0,1", "--jobs", "2")
     assert outcome.code == 0, outcome.errors
-    lines = [line for line in outcome.output.splitlines() if line.startswith("[")]
+    lines = [line for line in outcome.errors.splitlines() if line.startswith("[")]
     assert [line.split()[0] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert "finished, test accuracy 40.00% in 1 min 40 s [preset cpu, not the paper's setting]" in lines[0]
     assert outcome.output.count("cpu (reduced, changed)") == 4
     again = sweep("--task", "listops", "--attention", "softmax,skyformer", "--seeds", "0,1")
-    assert again.output.count("finished before") == 4
+    assert again.errors.count("finished before") == 4
 
 
 def test_all_attentions(sweep: CommandLine) -> None:
@@ -77,9 +77,9 @@ def test_a_failure_is_named_and_exit_code_1(sweep: CommandLine, runs_dir: Path) 
     library(runs_dir, "softmax skyformer", "0", softmax="fail")
     outcome = sweep("--task", "listops", "--attention", "softmax,skyformer", "--seeds", "0")
     assert outcome.code == 1
-    assert "[1/2] listops softmax seed 0: failed: the loss is nan at step 8" in outcome.output
-    assert "[2/2] listops skyformer seed 0: finished" in outcome.output
-    (error,) = outcome.errors.splitlines()
+    assert "[1/2] listops softmax seed 0: failed: the loss is nan at step 8" in outcome.errors
+    assert "[2/2] listops skyformer seed 0: finished" in outcome.errors
+    (error,) = [line for line in outcome.errors.splitlines() if line.startswith("error")]
     assert error.startswith("error: listops-softmax-cpu-seed0-")
     assert "the loss is nan" in error
 
@@ -91,7 +91,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(sweep: CommandLine, 
     lines = sweep("--task", "listops", "--seeds", "0,1,2", "--dry-run").output.splitlines()
     assert [line.partition(": ")[2] for line in lines] == [
         "finished, test accuracy 40.00%: skip",
-        "go on from about step 750 of 5,000",
+        "resume from about step 750 of 5,000",
         "train 5,000 steps",
     ]
     assert sorted(runs_dir.rglob("*")) == before
@@ -108,7 +108,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(sweep: CommandLine, 
         (["--task", "listops", "--seeds", ""], "at least one seed"),
         (["--task", "listops", "--seeds", "-1"], "seed"),
         (["--task", "listops", "--steps", "3"], "optim.warmup_steps"),
-        (["--task", "listops", "--address", "head:6379"], "--address need --engine ray"),
+        (["--task", "listops", "--address", "head:6379"], "--address can be used only with --engine ray"),
         (["--task", "listops", "--engine", "ray", "--memory", "much"], "such as 500MB or 4GB; got 'much'"),
         (["--task", "listops", "--engine", "ray", "--address", "here"], "HOST:PORT"),
         (["--task", "listops", "--set", "task.limit=30"], "run: skyformer data prepare listops"),

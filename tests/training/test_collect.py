@@ -1,4 +1,4 @@
-"""Runs become rows whatever state they are in, and only runs that differ in their seed alone are averaged."""
+"""Runs in any state become rows, and only runs that differ in nothing but the seed are averaged."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def test_a_finished_run_has_everything(tmp_path: Path) -> None:
     assert (row.test_accuracy, row.dev_accuracy, row.seconds) == (0.375, 0.385, 50)
     assert (row.task, row.attention, row.preset, row.note) == ("listops", "skyformer", "cpu", config.note)
     assert (row.changes, row.options, row.digest) == ((), (), config.digest())
+    (summary,) = summarise([row])
+    assert summary.means[0].spread is None, "one seed has no standard deviation"
 
 
 @pytest.mark.parametrize("state", ["interrupted", "failed"])
@@ -68,7 +70,7 @@ def test_damage_is_shown_and_stops_nothing(tmp_path: Path, file: str, content: s
     assert rows[whole.name].state == "finished"
     (summary,) = summarise(rows.values())
     assert [row.name for row in summary.left_out] == [run.name]
-    assert summary.cells[0].seeds == [2]
+    assert summary.means[0].seeds == (2,)
 
 
 def test_an_unfinished_run_without_a_readable_state_is_damaged(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_an_unfinished_run_without_a_readable_state_is_damaged(tmp_path: Path) -
     assert "state.json is damaged" in str(row.reason)
 
 
-def test_a_result_of_another_config_is_not_believed(tmp_path: Path) -> None:
+def test_a_result_of_another_config_is_damage(tmp_path: Path) -> None:
     run = finish(a_config(), tmp_path)
     other = json.loads((run.folder / "result.json").read_text()) | {"config_digest": "12345678"}
     (run.folder / "result.json").write_text(json.dumps(other))
@@ -93,19 +95,13 @@ def test_mean_and_sample_standard_deviation(tmp_path: Path) -> None:
     for seed, accuracy in accuracies.items():
         finish(a_config(seed=seed), tmp_path, accuracy=accuracy)
     (summary,) = summarise(collect_runs(tmp_path))
-    (cell,) = summary.cells
-    assert (cell.seeds, cell.accuracies) == ([0, 1, 5], [0.40, 0.42, 0.35])
-    assert cell.mean == pytest.approx(0.39)
-    assert cell.spread == pytest.approx(statistics.stdev(accuracies.values()))
+    (mean,) = summary.means
+    assert (mean.seeds, mean.accuracies) == ((0, 1, 5), (0.40, 0.42, 0.35))
+    assert mean.mean == pytest.approx(0.39)
+    assert mean.spread == pytest.approx(statistics.stdev(accuracies.values()))
 
 
-def test_one_seed_has_no_spread(tmp_path: Path) -> None:
-    finish(a_config(), tmp_path)
-    (summary,) = summarise(collect_runs(tmp_path))
-    assert summary.cells[0].spread is None
-
-
-def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_never_averaged(tmp_path: Path) -> None:
     overrides = ([], ["optim.lr=1e-3"], ["loop.eval_every=100"], ["model.dim=32"], ["hardware.precision=64-true"])
     for seed in (0, 1):
         finish(a_config(seed=seed, preset="paper"), tmp_path)
@@ -113,18 +109,18 @@ def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path: Path) ->
             finish(a_config(seed=seed, overrides=changed), tmp_path)
     summaries = summarise(collect_runs(tmp_path))
     assert [(s.preset, len(s.changes)) for s in summaries] == [("paper", 0), ("cpu", 0), *[("cpu", 1)] * 4]
-    assert [cell.seeds for summary in summaries for cell in summary.cells] == [[0, 1]] * 6
+    assert [mean.seeds for summary in summaries for mean in summary.means] == [(0, 1)] * 6
     assert {change for summary in summaries for change in summary.changes} >= {"optim.lr=0.001", "model.dim=32"}
 
 
-def test_options_of_an_attention_make_a_line_not_a_table(tmp_path: Path) -> None:
+def test_options_of_an_attention_stay_in_the_same_summary(tmp_path: Path) -> None:
     for attention in ("softmax", "skyformer", "performer"):
         for overrides in ([], ["model.features=32"]):
             config = a_config(attention=attention, overrides=overrides)
             if not (tmp_path / config.run_name()).exists():
                 finish(config, tmp_path)
     (summary,) = summarise(collect_runs(tmp_path))
-    assert [(cell.attention, cell.options) for cell in summary.cells] == [
+    assert [(mean.attention, mean.options) for mean in summary.means] == [
         ("performer", ()),
         ("performer", ("num_features=32",)),
         ("skyformer", ()),
@@ -133,11 +129,11 @@ def test_options_of_an_attention_make_a_line_not_a_table(tmp_path: Path) -> None
     ]
 
 
-def test_what_decides_nothing_separates_nothing(tmp_path: Path) -> None:
+def test_settings_without_effect_on_the_result_do_not_separate_runs(tmp_path: Path) -> None:
     finish(a_config(seed=0, overrides=["hardware.threads=1", "loop.log_every=7"]), tmp_path)
     finish(a_config(seed=1), tmp_path)
     (summary,) = summarise(collect_runs(tmp_path))
-    assert [cell.seeds for cell in summary.cells] == [[0, 1]]
+    assert [mean.seeds for mean in summary.means] == [(0, 1)]
 
 
 def test_a_copied_folder_counts_once(tmp_path: Path) -> None:
@@ -147,7 +143,7 @@ def test_a_copied_folder_counts_once(tmp_path: Path) -> None:
     for name in ("config.yaml", "state.json", "result.json"):
         (copy / name).write_bytes((run.folder / name).read_bytes())
     (summary,) = summarise(collect_runs(tmp_path))
-    assert summary.cells[0].seeds == [0]
+    assert summary.means[0].seeds == (0,)
     assert [row.name for row in summary.left_out] == ["zzz-copy"]
 
 

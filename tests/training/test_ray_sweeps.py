@@ -1,4 +1,4 @@
-"""A sweep over Ray: nodes are checked, workers may die, and what cannot work is said before anything begins."""
+"""Sweeps on Ray: nodes are checked before anything starts, and runs survive the death of a worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 
 from skyformer.environment import installed_version
 from skyformer.errors import InputError, MissingExtraError
-from skyformer.training import ray_sweeps
-from skyformer.training.ray_sweeps import Resources, look_around, ray_sweep, train_here
+from skyformer.training.ray_sweeps import Resources, check_node, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
 from skyformer.training.sweeps import Ending
 from tests.helpers import refused
@@ -32,7 +31,7 @@ def test_without_ray_the_extra_is_named(data_dir: Path, runs_dir: Path, monkeypa
         ray_sweep([tiny_config()], runs_dir=runs_dir, data_dir=data_dir)
 
 
-def test_nobody_at_the_address(data_dir: Path, runs_dir: Path) -> None:
+def test_an_address_without_a_cluster(data_dir: Path, runs_dir: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         free = listener.getsockname()[1]
@@ -47,7 +46,7 @@ def test_an_address_has_a_host_and_a_port(data_dir: Path, runs_dir: Path, addres
         ray_sweep([tiny_config()], runs_dir=runs_dir, data_dir=data_dir, address=address)
 
 
-def test_what_a_run_asks_for() -> None:
+def test_resources_of_a_run() -> None:
     wanted = Resources(cpus=2, memory_bytes=4_000_000_000)
     assert wanted.fit({"CPU": 2.0, "memory": 5e9})
     assert not wanted.fit({"CPU": 1.0, "memory": 5e9})
@@ -59,25 +58,24 @@ def test_what_a_run_asks_for() -> None:
             Resources(**nonsense)
 
 
-def test_a_node_sees_what_it_needs(data_dir: Path, runs_dir: Path) -> None:
+def test_a_node_is_checked(data_dir: Path, runs_dir: Path) -> None:
     mark = runs_dir / ".sweep" / "mark"
     mark.parent.mkdir(parents=True)
     tasks, version = [tiny_config().task], installed_version("skyformer")
-    assert "must be on storage that all nodes share" in str(look_around(str(mark), tasks, str(data_dir), version))
+    assert "must be on storage that all nodes share" in str(check_node(str(mark), tasks, str(data_dir), version))
     mark.touch()
-    assert look_around(str(mark), tasks, str(data_dir), version) is None
-    assert "install the same version" in str(look_around(str(mark), tasks, str(data_dir), "0.0.0"))
-    assert "skyformer data prepare listops" in str(look_around(str(mark), tasks, str(runs_dir), version))
+    assert check_node(str(mark), tasks, str(data_dir), version) is None
+    assert "install the same version" in str(check_node(str(mark), tasks, str(data_dir), "0.0.0"))
+    assert "skyformer data prepare listops" in str(check_node(str(mark), tasks, str(runs_dir), version))
 
 
-def test_a_worker_reports_what_came_of_a_run(data_dir: Path, runs_dir: Path) -> None:
-    config = ray_sweeps.to_yaml(tiny_config())
-    report = train_here(config, str(runs_dir), str(data_dir))
-    assert report.ending is Ending.FINISHED
-    assert report.result is not None
-    assert train_here(config, str(runs_dir), str(data_dir)).result == report.result
-    other = ray_sweeps.to_yaml(tiny_config(seed=1))
-    failed = train_here(other, str(runs_dir), str(runs_dir))
+def test_a_worker_returns_the_outcome_of_a_run(data_dir: Path, runs_dir: Path) -> None:
+    config = tiny_config()
+    outcome = train_here(config, str(runs_dir), str(data_dir))
+    assert outcome.ending is Ending.FINISHED
+    assert outcome.result is not None
+    assert train_here(config, str(runs_dir), str(data_dir)).result == outcome.result
+    failed = train_here(tiny_config(seed=1), str(runs_dir), str(runs_dir))
     assert failed.ending is Ending.FAILED
     assert "is not prepared" in failed.reason
 
@@ -100,7 +98,7 @@ def test_a_worker_that_dies_costs_no_run(data_dir: Path, runs_dir: Path) -> None
     assert code == 0, said
     runs = list_runs(runs_dir)
     assert [run.config.model.attention for run in runs if run.finished] == ["skyformer", "softmax"]
-    assert f"listops {victim.config.model.attention} seed 0: started again, its worker died" in said
+    assert f"listops {victim.config.model.attention} seed 0: starting again, because its worker died" in said
     assert "[2/2] listops" in said
     for run in runs:
         steps = [row[0] for row in rows(run) if row[1] == "train"]
@@ -135,7 +133,7 @@ def command(runs_dir: Path, data_dir: Path) -> list[str]:
         "data-dir": data_dir,
     }
     words = [f"--{name}={value}" for name, value in options.items()] + [f"--set={setting}" for setting in settings]
-    return [sys.executable, "-m", "skyformer.cli.main", "sweep", *words]
+    return [sys.executable, "-m", "skyformer", "sweep", *words]
 
 
 def first_run_at(runs_dir: Path, step: int) -> Run:

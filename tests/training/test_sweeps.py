@@ -1,4 +1,4 @@
-"""A sweep trains what is not finished, each run in a process of its own, whatever becomes of the others."""
+"""A sweep trains all runs that are not finished, each in its own process, also when some of them fail."""
 
 from __future__ import annotations
 
@@ -25,33 +25,31 @@ from tests.training.fakes import finish, start
 from tests.training.test_signals import Send
 from tests.training.tiny import assert_same_run, tiny_config
 
-PRETENDER = Path(__file__).parent / "pretend.py"
+FAKE_TRAIN = Path(__file__).parent / "fake_train.py"
 
 
 @dataclass
-class Witness:
-    """Remembers what a sweep tells; `then` is called whenever runs are looked at."""
+class Recorder:
+    """A progress display that remembers what it was told; `on_update` is called whenever steps are shown."""
 
-    then: Callable[[], None] = lambda: None
-    begun: list[int] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    on_update: Callable[[], None] = lambda: None
+    begun: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-    def started(self, config: RunConfig, step: int) -> None:
-        self.begun.append(config.seed)
+    def begin(self, task: str, total: int | None = None, done: int = 0) -> None:
+        self.begun.append(task)
 
-    def progressed(self, config: RunConfig, step: int) -> None:
-        self.then()
+    def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
+        self.on_update()
 
-    def restarted(self, config: RunConfig, reason: str) -> None:
-        self.again.append(reason)
+    def end(self, task: str) -> None: ...
 
-    def ended(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
 
-class Stage:
-    """A folder of runs that a pretender trains, as it is ordered."""
+class FakeTraining:
+    """A folder of runs for `fake_train.py`, which does to each run what it is ordered to."""
 
     def __init__(self, runs_dir: Path, data_dir: Path) -> None:
         self.runs_dir, self.data_dir = runs_dir, data_dir
@@ -59,7 +57,7 @@ class Stage:
         (runs_dir / "orders.json").write_text("{}")
 
     def configs(self, *orders: str) -> list[RunConfig]:
-        """A config for each order: what becomes of the run's processes, one after the other."""
+        """A config for each order, which says how the run's first, second, ... process ends."""
         configs = [tiny_config(seed=seed) for seed in range(len(orders))]
         for config in configs:
             finish(config, self.runs_dir / "library", accuracy=0.5)
@@ -67,39 +65,51 @@ class Stage:
         (self.runs_dir / "orders.json").write_text(json.dumps(words))
         return configs
 
-    def sweep(self, configs: list[RunConfig], watcher: Witness | None = None, *, jobs: int = 1) -> list[Outcome]:
-        return sweep(configs, runs_dir=self.runs_dir, data_dir=self.data_dir, jobs=jobs, watcher=watcher)
+    def sweep(self, configs: list[RunConfig], progress: Recorder | None = None, *, jobs: int = 1) -> list[Outcome]:
+        return sweep(configs, runs_dir=self.runs_dir, data_dir=self.data_dir, jobs=jobs, progress=progress)
 
     @property
     def calls(self) -> list[list[str]]:
-        """Of every process that was started: how, with which threads in its config, and in its environment."""
+        """For every process that was started: its option, and the threads in its config and its environment."""
         file = self.runs_dir / "calls.txt"
         return [line.split(" ")[1:] for line in file.read_text().splitlines()] if file.exists() else []
 
     @property
-    def backstage(self) -> list[str]:
-        return sorted(file.suffix for file in (self.runs_dir / sweeps.BACKSTAGE).iterdir())
+    def sweep_files(self) -> list[str]:
+        return sorted(file.suffix for file in (self.runs_dir / sweeps.SWEEP_FOLDER).iterdir())
 
     def pids(self, configs: list[RunConfig]) -> list[int]:
-        """Of the processes that have begun."""
+        """The processes that have begun to train."""
         files = [self.runs_dir / config.run_name() / "state.json" for config in configs]
         states = [json.loads(file.read_text()) for file in files if file.exists()]
         return [state["pid"] for state in states if state["state"] == "running"]
 
 
 @pytest.fixture
-def stage(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(sweeps, "SKYFORMER", (sys.executable, "-S", str(PRETENDER)))
+def fake(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
+    monkeypatch.setattr(sweeps, "SKYFORMER", (sys.executable, "-S", str(FAKE_TRAIN)))
     monkeypatch.setattr(sweeps, "PROGRESS_SECONDS", 0.0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return Stage(tmp_path / "runs", data_dir)
+    return FakeTraining(tmp_path / "runs", data_dir)
+
+
+def stop_at_two(fake: FakeTraining, configs: list[RunConfig], number: signal.Signals) -> Recorder:
+    """A display that raises the signal once, when two runs are in training."""
+
+    def stop() -> None:
+        if len(fake.pids(configs)) == 2:
+            recorder.on_update = lambda: None
+            signal.raise_signal(number)
+
+    recorder = Recorder(stop)
+    return recorder
 
 
 def endings(outcomes: list[Outcome]) -> list[str]:
     return [outcome.ending.value for outcome in outcomes]
 
 
-def test_a_plan_has_a_whole_table_before_the_next_seed() -> None:
+def test_a_plan_has_all_runs_of_a_seed_before_the_next_seed() -> None:
     configs = plan(["listops", "text"], ["softmax", "skyformer"], [3, 1], "cpu")
     assert [(config.seed, config.task.name, config.model.attention) for config in configs] == [
         (seed, task, attention)
@@ -131,27 +141,31 @@ def test_missing_data_is_one_error_with_all_commands(tmp_path: Path) -> None:
     assert ["run: skyformer data prepare" in line for line in lines] == [True] * 3
 
 
-def test_nothing_starts_before_everything_is_checked(stage: Stage) -> None:
-    configs = stage.configs("finish")
+def test_nothing_starts_before_everything_is_checked(fake: FakeTraining) -> None:
+    configs = fake.configs("finish")
     with pytest.raises(DataError):
-        stage.sweep([*configs, *plan(["text"], ["softmax"], [0])])
-    assert stage.calls == []
+        fake.sweep([*configs, *plan(["text"], ["softmax"], [0])])
+    assert fake.calls == []
 
 
-def test_all_runs_are_trained_in_order(stage: Stage) -> None:
-    watcher = Witness()
-    outcomes = stage.sweep(stage.configs("finish", "finish"), watcher)
+def test_all_runs_are_trained_in_order(fake: FakeTraining) -> None:
+    progress = Recorder()
+    outcomes = fake.sweep(fake.configs("finish", "finish"), progress)
     assert endings(outcomes) == ["finished", "finished"]
     assert [outcome.result.test_accuracy for outcome in outcomes if outcome.result] == [0.5, 0.5]
-    assert (watcher.begun, watcher.outcomes) == ([0, 1], outcomes)
-    assert stage.calls == [["--config", "null", "None"]] * 2
-    assert stage.backstage == []
+    assert progress.begun == ["runs", "listops skyformer seed 0", "listops skyformer seed 1"]
+    assert [note.partition(",")[0] for note in progress.notes] == [
+        "[1/2] listops skyformer seed 0: finished",
+        "[2/2] listops skyformer seed 1: finished",
+    ]
+    assert fake.calls == [["--config", "null", "None"]] * 2
+    assert fake.sweep_files == []
 
 
-def test_jobs_divide_the_cores(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_divide_the_cores(fake: FakeTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "available_cores", lambda: 9)
-    stage.sweep(stage.configs("finish", "finish", "finish"), jobs=2)
-    assert stage.calls == [["--config", "4", "4"]] * 3
+    fake.sweep(fake.configs("finish", "finish", "finish"), jobs=2)
+    assert fake.calls == [["--config", "4", "4"]] * 3
 
 
 def test_threads_that_were_chosen_stay() -> None:
@@ -161,114 +175,100 @@ def test_threads_that_were_chosen_stay() -> None:
     assert with_threads(chosen, 1) is chosen
 
 
-def test_as_many_at_a_time_as_there_are_jobs(stage: Stage) -> None:
-    configs = stage.configs("obey", "obey", "obey")
+def test_at_most_as_many_at_the_same_time_as_jobs(fake: FakeTraining) -> None:
+    configs = fake.configs("obey", "obey", "obey")
 
-    def stop_when_two_are_there() -> None:
-        if len(stage.pids(configs)) == 2:
-            signal.raise_signal(signal.SIGTERM)
-            witness.then = lambda: None
-
-    witness = Witness(stop_when_two_are_there)
+    recorder = stop_at_two(fake, configs, signal.SIGTERM)
     with pytest.raises(InterruptedRunError):
-        stage.sweep(configs, witness, jobs=2)
-    assert witness.begun == [0, 1]
+        fake.sweep(configs, recorder, jobs=2)
+    assert recorder.begun[1:] == ["listops skyformer seed 0", "listops skyformer seed 1"]
 
 
-def test_what_is_finished_is_skipped_and_what_is_not_goes_on(stage: Stage) -> None:
-    done, begun, new = stage.configs("fail", "finish", "finish")
-    finish(done, stage.runs_dir, accuracy=0.75)
-    start(begun, stage.runs_dir)
-    outcomes = stage.sweep([done, begun, new])
+def test_finished_runs_are_skipped_and_others_resumed(fake: FakeTraining) -> None:
+    done, begun, new = fake.configs("fail", "finish", "finish")
+    finish(done, fake.runs_dir, accuracy=0.75)
+    start(begun, fake.runs_dir)
+    outcomes = fake.sweep([done, begun, new])
     assert endings(outcomes) == ["was finished", "finished", "finished"]
     assert outcomes[0].result is not None
     assert outcomes[0].result.test_accuracy == 0.75
-    assert [call[0] for call in stage.calls] == ["--resume", "--config"]
+    assert [call[0] for call in fake.calls] == ["--resume", "--config"]
 
 
-def test_a_second_sweep_has_nothing_to_do(stage: Stage) -> None:
-    configs = stage.configs("finish", "finish")
-    stage.sweep(configs)
-    assert endings(stage.sweep(configs)) == ["was finished", "was finished"]
-    assert len(stage.calls) == 2
+def test_a_second_sweep_has_nothing_to_do(fake: FakeTraining) -> None:
+    configs = fake.configs("finish", "finish")
+    fake.sweep(configs)
+    assert endings(fake.sweep(configs)) == ["was finished", "was finished"]
+    assert len(fake.calls) == 2
 
 
-def test_a_run_that_another_process_trains_is_left_alone(stage: Stage) -> None:
-    taken, free = stage.configs("fail", "finish")
-    run = create_run(taken, stage.runs_dir)
+def test_a_run_that_another_process_trains_is_left_alone(fake: FakeTraining) -> None:
+    taken, free = fake.configs("fail", "finish")
+    run = create_run(taken, fake.runs_dir)
     with run.lock():
-        outcomes = stage.sweep([taken, free])
+        outcomes = fake.sweep([taken, free])
     assert endings(outcomes) == ["trained elsewhere", "finished"]
     assert f"process {os.getpid()} on {platform.node()}" in outcomes[0].reason
     assert outcomes[0].good
-    assert len(stage.calls) == 1
+    assert len(fake.calls) == 1
 
 
-def test_a_failure_stops_no_other_run(stage: Stage) -> None:
-    outcomes = stage.sweep(stage.configs("fail", "finish"))
+def test_a_failure_stops_no_other_run(fake: FakeTraining) -> None:
+    outcomes = fake.sweep(fake.configs("fail", "finish"))
     assert endings(outcomes) == ["failed", "finished"]
     assert outcomes[0].reason.startswith("the loss is nan at step 8; its output is in ")
     assert not outcomes[0].good
-    assert stage.backstage == [".log", ".yaml"]
+    assert len(fake.calls) == 2, "an error is not tried again"
+    assert fake.sweep_files == [".log", ".yaml"]
 
 
-def test_a_damaged_folder_is_a_failure_that_is_not_touched(stage: Stage) -> None:
-    broken, whole = stage.configs("finish", "finish")
-    folder = stage.runs_dir / broken.run_name()
+def test_a_damaged_folder_is_a_failure_that_is_not_touched(fake: FakeTraining) -> None:
+    broken, whole = fake.configs("finish", "finish")
+    folder = fake.runs_dir / broken.run_name()
     folder.mkdir()
-    outcomes = stage.sweep([broken, whole])
+    outcomes = fake.sweep([broken, whole])
     assert endings(outcomes) == ["failed", "finished"]
     assert "it has no config.yaml" in outcomes[0].reason
     assert list(folder.iterdir()) == []
 
 
-def test_a_run_whose_process_died_is_started_again(stage: Stage) -> None:
-    watcher = Witness()
-    assert endings(stage.sweep(stage.configs("die die finish"), watcher)) == ["finished"]
-    assert [call[0] for call in stage.calls] == ["--config", "--resume", "--resume"]
-    assert ["SIGKILL" in reason for reason in watcher.again] == [True, True]
+def test_a_run_whose_process_died_is_started_again(fake: FakeTraining) -> None:
+    recorder = Recorder()
+    assert endings(fake.sweep(fake.configs("die die finish"), recorder)) == ["finished"]
+    assert [call[0] for call in fake.calls] == ["--config", "--resume", "--resume"]
+    assert ["killed by SIGKILL" in note for note in recorder.notes] == [True, True, False]
 
 
-def test_it_is_not_started_for_ever(stage: Stage) -> None:
-    (outcome,) = stage.sweep(stage.configs("die"))
+def test_the_number_of_attempts_is_limited(fake: FakeTraining) -> None:
+    (outcome,) = fake.sweep(fake.configs("die"))
     assert outcome.ending is Ending.FAILED
     assert "SIGKILL" in outcome.reason
-    assert len(stage.calls) == 1 + sweeps.DEFAULT_RETRIES
-
-
-def test_an_error_is_not_tried_again(stage: Stage) -> None:
-    stage.sweep(stage.configs("fail"))
-    assert len(stage.calls) == 1
+    assert len(fake.calls) == 1 + sweeps.DEFAULT_RETRIES
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_says_how_to_go_on(stage: Stage, number: signal.Signals) -> None:
-    configs = stage.configs("finish", "obey finish", "obey finish", "finish")
+def test_a_signal_is_passed_on_and_the_message_says_how_to_resume(fake: FakeTraining, number: signal.Signals) -> None:
+    configs = fake.configs("finish", "obey finish", "obey finish", "finish")
 
-    def stop_when_both_are_there() -> None:
-        if len(stage.pids(configs)) == 2:
-            signal.raise_signal(number)
-            witness.then = lambda: None
-
-    witness = Witness(stop_when_both_are_there)
+    recorder = stop_at_two(fake, configs, number)
     with pytest.raises(InterruptedRunError) as caught:
-        stage.sweep(configs, witness, jobs=2)
-    assert str(caught.value) == f"1 of 4 runs are done; stopped by {number.name}; the same command goes on"
+        fake.sweep(configs, recorder, jobs=2)
+    assert str(caught.value) == f"1 of 4 runs are done; stopped by {number.name}; run the same command again to resume"
     assert caught.value.exit_code == 128 + number
-    assert endings(witness.outcomes) == ["finished", "interrupted", "interrupted"]
-    assert endings(stage.sweep(configs)) == ["was finished", "finished", "finished", "finished"]
+    assert ["interrupted" in note for note in recorder.notes] == [False, True, True]
+    assert endings(fake.sweep(configs)) == ["was finished", "finished", "finished", "finished"]
 
 
-def test_a_second_signal_ends_runs_that_do_not_listen(stage: Stage) -> None:
-    (config,) = stage.configs("defy")
+def test_a_second_signal_kills_runs_that_ignore_the_first(fake: FakeTraining) -> None:
+    (config,) = fake.configs("defy")
 
-    def insist() -> None:
-        if stage.pids([config]):
+    def interrupt() -> None:
+        if fake.pids([config]):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(InterruptedRunError, match="at once"):
-        stage.sweep([config], Witness(insist))
-    (pid,) = stage.pids([config])
+        fake.sweep([config], Recorder(interrupt))
+    (pid,) = fake.pids([config])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -280,8 +280,8 @@ def test_numbers_must_make_sense(data_dir: Path, jobs: int, retries: int) -> Non
 
 
 def test_with_real_processes(runs_dir: Path, data_dir: Path, whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run is there half-trained and one is new; both end as if nothing had happened."""
-    # As many as `whole` had, so that every bit can be the same.
+    """One half-trained run and a new one: both finish, the first with the same bits as without the interruption."""
+    # As many threads as `whole` had, so that every bit is the same.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     half, new = whole.config, tiny_config(seed=1, attention="softmax", options={})
     with pytest.raises(InterruptedRunError):

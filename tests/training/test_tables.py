@@ -1,4 +1,4 @@
-"""Tables say what was run, beside what the paper has, and never hide that a setting is not the paper's."""
+"""Tables show the runs next to the paper's accuracies, with a warning if a setting is not the paper's."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
-from skyformer.report.tables import duration, percent
+from skyformer.report.tables import Table, as_latex, duration, for_terminal, percent
 from skyformer.training.collect import Summary, collect_runs, summarise
-from skyformer.training.formats import as_json, as_latex, means_csv, runs_csv
-from skyformer.training.tables import PaperLayout, run_remarks, runs_table, summary_table
+from skyformer.training.tables import as_json, means_csv, runs_csv, runs_table, summary_table
 from tests.training.fakes import a_config, finish, start
 
 
-def printed(table: Table, width: int = 200) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(table)
-    return console.export_text()
+def printed(table: Table) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(for_terminal(table))
+    return "\n".join([table.title, console.export_text(), table.note])
 
 
 def listed(runs_dir: Path) -> str:
-    rows = collect_runs(runs_dir)
-    return "\n".join([printed(runs_table(rows)), *run_remarks(rows)])
+    return printed(runs_table(collect_runs(runs_dir)))
 
 
-def summed_up(runs_dir: Path) -> str:
-    layout = PaperLayout(only_summary(runs_dir))
-    return "\n".join([layout.title, printed(summary_table(layout)), *layout.remarks()])
+def summarised(runs_dir: Path) -> str:
+    return printed(summary_table(only_summary(runs_dir)))
 
 
 def line_with(text: str, word: str) -> str:
@@ -56,7 +52,7 @@ def only_summary(runs_dir: Path) -> Summary:
     return summary
 
 
-def test_list_has_a_line_a_run(runs_dir: Path) -> None:
+def test_list_has_a_row_per_run(runs_dir: Path) -> None:
     text = listed(runs_dir)
     finished = line_with(text, f"{a_config('listops', seed=1).run_name()} ")
     for part in ("finished", "5,000/5,000", "43.00", "42.00", "1 min 40 s", "cpu (reduced)"):
@@ -86,7 +82,7 @@ def test_a_damaged_run_is_listed(tmp_path: Path) -> None:
 
 
 def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
-    text = summed_up(runs_dir)
+    text = summarised(runs_dir)
     header = line_with(text, "attention")
     assert header.index("Text") < header.index("ListOps") < header.index("AVG")
     assert "Pathfinder" not in header
@@ -103,17 +99,17 @@ def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
     assert sorted(names, key=text.index) == list(names)
 
 
-def test_summary_says_what_it_is_not(runs_dir: Path) -> None:
-    text = summed_up(runs_dir)
+def test_summary_warns_about_a_reduced_preset(runs_dir: Path) -> None:
+    text = summarised(runs_dir)
     assert "preset cpu (reduced); NOT THE PAPER'S SETTING" in text
     assert "listops is reduced: 5,000 steps of 32 instead of 50,000" in text
-    assert f"not counted: {a_config('text', 'softmax', seed=2).run_name()} (interrupted)" in text
+    assert f"Not counted: {a_config('text', 'softmax', seed=2).run_name()} (interrupted)" in text
 
 
 def test_the_papers_setting_has_no_warning(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
         finish(a_config("image", seed=seed, preset="paper"), tmp_path)
-    text = summed_up(tmp_path)
+    text = summarised(tmp_path)
     assert "preset paper" in text
     assert "NOT THE PAPER" not in text
     assert "over 3 seeds" in text
@@ -123,58 +119,50 @@ def test_the_papers_setting_has_no_warning(tmp_path: Path) -> None:
 
 def test_a_changed_setting_is_named(tmp_path: Path) -> None:
     finish(a_config("image", preset="paper", overrides=["loop.steps=20000"]), tmp_path)
-    title = PaperLayout(only_summary(tmp_path)).title
+    title = summary_table(only_summary(tmp_path)).title
     assert "preset paper with loop.steps=20000; NOT THE PAPER'S SETTING" in title
 
 
-def test_changed_options_are_a_line_of_their_own(tmp_path: Path) -> None:
+def test_changed_options_have_their_own_row(tmp_path: Path) -> None:
     for overrides in ([], ["model.features=32"]):
         finish(a_config("image", overrides=overrides), tmp_path)
-    text = summed_up(tmp_path)
-    assert "40.00 (40.77)" in line_with(text, "Skyformer (num_landmarks=32)")
-    assert "40.00 (40.77)" in line_with(text, "Skyformer  ")
+    rows = summary_table(only_summary(tmp_path), attentions=["skyformer"]).rows
+    assert rows == [["Skyformer", "40.00 (40.77)"], ["Skyformer (num_landmarks=32)", "40.00 (40.77)"]]
 
 
 def test_rows_and_columns_can_be_chosen(runs_dir: Path) -> None:
-    layout = PaperLayout(only_summary(runs_dir), tasks=["image", "text"], attentions=["skyformer", "softmax"])
-    assert layout.titles == ["Text", "Image", "AVG"]
-    assert [line.attention for block in layout.blocks for line in block] == ["softmax", "skyformer"]
+    table = summary_table(only_summary(runs_dir), tasks=["image", "text"], attentions=["skyformer", "softmax"])
+    assert table.header == ["attention", "Text", "Image", "AVG"]
+    assert [row[0] for row in table.rows] == ["Self-Attention", "Skyformer"]
+    assert table.rules == [1]
 
 
 def test_nothing_finished_is_no_error(tmp_path: Path) -> None:
     start(a_config(), tmp_path)
-    text = summed_up(tmp_path)
-    assert "no run is finished" in text
+    text = summarised(tmp_path)
+    assert "No run is finished" in text
     assert "- (38.69)" in line_with(text, "Skyformer")
 
 
 def test_it_fits_a_narrow_terminal(runs_dir: Path) -> None:
-    text = printed(summary_table(PaperLayout(only_summary(runs_dir))), width=80)
+    shown = Console(width=80, file=io.StringIO(), record=True)
+    shown.print(for_terminal(summary_table(only_summary(runs_dir))))
+    text = shown.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "63.90±0.36" in text
 
 
-def test_latex_has_as_many_cells_in_every_row(runs_dir: Path) -> None:
-    for overrides in (["model.features=32"], ["hardware.precision=64-true"]):
-        finish(a_config("text", overrides=overrides), runs_dir)
-    for summary in summarise(collect_runs(runs_dir)):
-        latex = as_latex(PaperLayout(summary))
-        columns = latex.split("\\begin{tabular}{")[1].split("}")[0]
-        body = latex.split("\\midrule", 1)[1].split("\\bottomrule")[0]
-        rows = [line for line in body.splitlines() if line.endswith("\\\\")]
-        assert len(rows) >= 9
-        assert {row.replace("\\&", "").count("&") for row in rows} == {len(columns) - 1}
-        assert latex.count("{") == latex.count("}")
-        assert "±" not in latex
-        assert "_" not in latex.replace("\\_", "")
-
-
-def test_latex_has_ours_and_the_papers(runs_dir: Path) -> None:
-    latex = as_latex(PaperLayout(only_summary(runs_dir)))
+def test_latex_has_the_papers_accuracies_in_their_own_columns(runs_dir: Path) -> None:
+    finish(a_config("text", overrides=["model.features=32"]), runs_dir)
+    latex = as_latex([summary_table(only_summary(runs_dir), paper_columns=True)])
+    assert r"\multicolumn{2}{c}{Text} & \multicolumn{2}{c}{ListOps} & \multicolumn{2}{c}{AVG} \\" in latex
     assert r"63.90$\pm$0.36 {[}3{]} & 64.70 &" in line_with(latex, "Skyformer &")
-    caption = line_with(latex, "\\caption")
-    assert r"Test accuracy in \%, preset cpu (reduced); NOT THE PAPER'S SETTING" in caption
-    assert "reviews cut to 1,000 bytes" in caption
+    rows = latex.split("\\midrule", 1)[1].split("\\bottomrule")[0].split("\\\\\n")
+    assert {row.count("&") for row in rows if "&" in row} == {6}
+    assert r"Test accuracy in \%, preset cpu (reduced); NOT THE PAPER'S SETTING" in line_with(latex, "\\caption")
+    assert "reviews cut to 1,000 bytes" in latex
+    assert "_" not in latex.replace("\\_", "")
+    assert "±" not in latex
 
 
 def test_csv_of_runs_has_everything(runs_dir: Path) -> None:
@@ -204,6 +192,6 @@ def test_json_has_runs_and_means(runs_dir: Path) -> None:
     }
 
 
-def test_numbers_for_people() -> None:
+def test_readable_numbers() -> None:
     assert [duration(x) for x in (None, 3.2, 119, 9000)] == ["-", "3.2 s", "1 min 59 s", "2 h 30 min"]
     assert [percent(x) for x in (None, 0.6195)] == ["-", "61.95"]

@@ -1,11 +1,15 @@
-"""`skyformer demo`: what it takes, and how it is explained."""
+"""`skyformer demo`: compare attentions on a small task in a few minutes."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from skyformer.cli.runs import split_names
 
 _EXAMPLES = """
 Examples:
@@ -14,32 +18,44 @@ skyformer demo
 
 skyformer demo --attention skyformer,performer,softmax --output results/three
 
-skyformer demo --steps 100 --set task.limit=1000  # a quick look, not enough to learn much
+skyformer demo --steps 100 --set task.limit=1000  # a quick look, too short to learn much
 """
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Make the command of this module a command of `app`."""
+    """Add the command of this module to `app`."""
     app.command("demo", epilog=_EXAMPLES)(demo)
 
 
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", help="Folder for data, runs, figures and plot.", metavar="FOLDER")
+        Path, typer.Option("--output", help="Folder for data, runs, results and figure.", metavar="FOLDER")
     ] = Path("results/run"),
     attentions: Annotated[
-        str, typer.Option("--attention", help="Attentions to compare, separated by commas.")
+        str, typer.Option("--attention", help="Attentions to compare, comma-separated.")
     ] = "skyformer,softmax",
-    steps: Annotated[int | None, typer.Option("--steps", help="Fewer or more steps than the preset's.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights and batches.")] = 0,
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps (default: the preset's).")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed for weights and batches.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, as in `skyformer train`.", metavar="NAME=VALUE")
     ] = None,
 ) -> None:
-    """Train attentions side by side on short ListOps, generated here, and compare accuracy, time and memory.
+    """Train attentions on short ListOps, which is generated here, and compare accuracy, time and memory.
 
-    Each run has a process of its own. Stopped and started again, it goes on; what is finished is not trained again.
+    Each run has its own process. Run the same command again to resume; finished runs are not trained again.
     """
-    from skyformer.cli.demo_actions import run_demo
+    from skyformer.report.progress import display
+    from skyformer.report.tables import print_table
+    from skyformer.studies.demo import plan_demo, run_demo
 
-    run_demo(output, [name.strip() for name in attentions.split(",") if name.strip()], steps, seed, overrides or [])
+    configs = plan_demo(split_names(attentions), steps, seed, overrides or [])
+    names = " and ".join(config.model.attention for config in configs)
+    typer.echo(f"generating data and training {names}, {configs[0].loop.steps:,} steps each, in {output}")
+    with display() as progress:
+        comparison = run_demo(configs, output, progress)
+    files = comparison.write(" ".join(["skyformer", *sys.argv[1:]]), output)
+    print_table(comparison.table())
+    typer.echo(f"results: {', '.join(map(str, files))}")
+    folder = comparison.runs[0].run.folder
+    again = shlex.join(["skyformer", "evaluate", str(folder), "--data-dir", str(output / "data")])
+    typer.echo(f"evaluate a trained model with: {again}")

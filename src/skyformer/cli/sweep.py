@@ -1,16 +1,25 @@
-"""`skyformer sweep`: what it takes, and how it is explained."""
+"""`skyformer sweep`: train many runs with one command."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skyformer.attention import list_attentions
 from skyformer.cli.data import DataDir
-from skyformer.cli.train import Places, RunsDir
+from skyformer.cli.runs import split_names
+from skyformer.cli.train import RunsDir
+from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS
+
+if TYPE_CHECKING:
+    from skyformer.training.config import RunConfig
+    from skyformer.training.sweeps import Outcome
 
 ALL = "all"
 
@@ -21,89 +30,131 @@ skyformer sweep --task listops,image --attention all --seeds 0,1,2
 
 skyformer sweep --task text --attention softmax,skyformer --preset cpu --jobs 2
 
-skyformer sweep --task all --attention all --dry-run  # what it would do
+skyformer sweep --task all --attention all --dry-run  # show what would be trained
 
 skyformer sweep --task all --attention all --engine ray --address HEAD:6379 --gpus 1
 
-skyformer runs --summary  # what came out
+skyformer runs --summary  # show the results
 """
 
 
 class Engine(StrEnum):
-    """What starts the runs."""
+    """Where the runs are trained."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
-@dataclass(frozen=True)
-class WantedRuns:
-    """Which runs."""
-
-    tasks: str
-    attentions: str
-    seeds: str
-    preset: str | None
-    overrides: tuple[str, ...]
-    steps: int | None
-
-
-@dataclass(frozen=True)
-class WantedEngine:
-    """Who trains them; nothing stands for the engine's own choice."""
-
-    engine: Engine
-    jobs: int | None
-    retries: int | None
-    address: str | None
-    cpus: float | None
-    gpus: float | None
-    memory: str | None
-
-
 def add_commands(app: typer.Typer) -> None:
-    """Make the command of this module a command of `app`."""
+    """Add the command of this module to `app`."""
     app.command("sweep", epilog=_EXAMPLES)(sweep)
 
 
 def sweep(
-    task: Annotated[str, typer.Option("--task", help=f"Of {', '.join(TASKS)}, separated by commas, or {ALL}.")],
+    task: Annotated[str, typer.Option("--task", help=f"Tasks, comma-separated, or {ALL}: {', '.join(TASKS)}.")],
     attention: Annotated[
-        str, typer.Option("--attention", help=f"Attentions, separated by commas, or {ALL}.")
+        str, typer.Option("--attention", help=f"Attentions, comma-separated, or {ALL}.")
     ] = "skyformer",
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds, comma-separated.")] = "0,1,2",
     preset: Annotated[str | None, typer.Option("--preset", help="paper, cpu, ... (default: paper).")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every run; repeatable."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every run; can be repeated."),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps, as --set loop.steps=N.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps; same as --set loop.steps=N.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, help="Runs at a time; they share the cores (default: 1; Ray: all that fit)."),
+        typer.Option("--jobs", min=1, help="Runs at the same time, sharing the cores (default: 1; Ray: all that fit)."),
     ] = None,
-    engine: Annotated[Engine, typer.Option("--engine", help="This machine, or Ray.")] = Engine.LOCAL,
+    engine: Annotated[Engine, typer.Option("--engine", help="This machine, or a Ray cluster.")] = Engine.LOCAL,
     address: Annotated[
-        str | None, typer.Option("--address", help="Ray: the cluster, HOST:PORT (default: one is started here).")
+        str | None,
+        typer.Option("--address", help="Ray: HOST:PORT of the cluster (default: start one on this machine)."),
     ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", help="Ray: CPUs a run (default: 1).")] = None,
-    gpus: Annotated[float | None, typer.Option("--gpus", help="Ray: GPUs a run (default: 0).")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Ray: memory a run, such as 4GB.")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", help="Ray: CPUs per run (default: 1).")] = None,
+    gpus: Annotated[float | None, typer.Option("--gpus", help="Ray: GPUs per run (default: 0).")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Ray: memory per run, such as 4GB.")] = None,
     retries: Annotated[
         int | None,
-        typer.Option("--retries", min=0, help="How often a run whose process died starts again (default: 2)."),
+        typer.Option("--retries", min=0, help="How often a run whose process died is started again (default: 2)."),
     ] = None,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be done, stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")] = False,
 ) -> None:
     """Train many runs: every task with every attention and every seed.
 
-    Start it again to go on: what is finished is skipped, what is not goes on from its last checkpoint. A run that fails
-    does not stop the others.
+    Run the same command again to resume: finished runs are skipped, others continue from their last checkpoint. A run
+    that fails does not stop the others.
     """
-    from skyformer.cli.sweep_actions import run_sweep
+    from skyformer.report.progress import display
+    from skyformer.training.presets import DEFAULT_PRESET
+    from skyformer.training.ray_sweeps import Resources, parse_memory, ray_sweep
+    from skyformer.training.runs import runs_dir_or_default
+    from skyformer.training.sweeps import DEFAULT_RETRIES, check_data, plan
+    from skyformer.training.sweeps import sweep as local_sweep
 
-    runs = WantedRuns(task, attention, seeds, preset, tuple(overrides or ()), steps)
-    chosen = WantedEngine(engine, jobs, retries, address, cpus, gpus, memory)
-    run_sweep(runs, chosen, Places(runs_dir, data_dir), dry_run=dry_run)
+    tasks, attentions = _names_or_all(task, list(TASKS)), _names_or_all(attention, list_attentions())
+    configs = plan(tasks, attentions, _seeds(seeds), preset or DEFAULT_PRESET, overrides or (), steps)
+    if engine is Engine.LOCAL:
+        _refuse_ray_options({"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory})
+    resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, None if memory is None else parse_memory(memory))
+    check_data(configs, data_dir)
+    if dry_run:
+        for config in configs:
+            typer.echo(f"{config.run_name()}: {_intention(config, runs_dir_or_default(runs_dir))}")
+        return
+    train: Callable[..., list[Outcome]] = partial(local_sweep, jobs=jobs or 1)
+    if engine is Engine.RAY:
+        train = partial(ray_sweep, jobs=jobs, address=address, resources=resources)
+    retries = DEFAULT_RETRIES if retries is None else retries
+    with display() as progress:
+        outcomes = train(configs, runs_dir=runs_dir, data_dir=data_dir, retries=retries, progress=progress)
+    _print_outcomes(outcomes, runs_dir)
+
+
+def _names_or_all(text: str, everything: list[str]) -> list[str]:
+    names = split_names(text)
+    return everything if ALL in names else names
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(name) for name in split_names(text)]
+    except ValueError:
+        raise InputError(f"--seeds must be whole numbers separated by commas; got {text!r}") from None
+
+
+def _refuse_ray_options(options: dict[str, object]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise InputError(f"{', '.join(given)} can be used only with --engine ray; on this machine use --jobs N")
+
+
+def _intention(config: RunConfig, runs_dir: Path) -> str:
+    from skyformer.training.sweeps import existing_outcome, run_of, stored_state
+
+    outcome = existing_outcome(config, runs_dir)
+    if outcome is not None and outcome.result is not None:
+        return f"finished, test accuracy {outcome.result.test_accuracy:.2%}: skip"
+    if outcome is not None:
+        return str(outcome)
+    if not run_of(config, runs_dir).folder.exists():
+        return f"train {config.loop.steps:,} steps"
+    state = stored_state(config, runs_dir)
+    return f"resume from about step {state.step if state else 0:,} of {config.loop.steps:,}"
+
+
+def _print_outcomes(outcomes: list[Outcome], runs_dir: Path | None) -> None:
+    """Print a table of the runs; failures go to standard error, with exit code 1."""
+    from skyformer.report.tables import print_table
+    from skyformer.training.collect import collect_runs
+    from skyformer.training.tables import runs_table
+
+    names = {outcome.config.run_name() for outcome in outcomes}
+    print_table(runs_table([row for row in collect_runs(runs_dir) if row.name in names]))
+    bad = [outcome for outcome in outcomes if not outcome.good]
+    for outcome in bad:
+        typer.echo(f"error: {outcome.config.run_name()} {outcome}", err=True)
+    if bad:
+        raise typer.Exit(1)

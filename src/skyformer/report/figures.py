@@ -25,13 +25,13 @@ ATTENTION_COLOURS = {
     "bigbird": "#17becf",
     "tilted": "#bcbd22",
 }
-"""A reader who has seen one figure can read the next."""
 
 OTHER_COLOURS = ("#003f5c", "#bc5090", "#58a500", "#ffa600", "#7a5195", "#00a6a6", "#a05d00", "#888888")
 """For labels that name no attention, or an attention whose colour is taken by another label of the figure."""
 
 _TITLE_CHARACTERS = 46
 """Characters of a title that fit above one column of panels."""
+_NOTE_CHARACTERS = 78
 
 
 class Mark(enum.Enum):
@@ -104,8 +104,8 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
             axis.set_axis_off()
         canvas.suptitle(textwrap.fill(figure.title, _TITLE_CHARACTERS * columns), fontsize=11)
         if figure.note:
-            canvas.supxlabel(textwrap.fill(figure.note, 2 * _TITLE_CHARACTERS * columns), fontsize=7)
-        _add_legend(canvas, axes.flat, columns)
+            canvas.supxlabel(textwrap.fill(figure.note, _NOTE_CHARACTERS * columns), fontsize=7)
+        _add_legend(canvas, axes.flat, columns, beside=bool(figure.note))
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
         # Computing the layout takes most of the time, so it is computed once, not for every format.
@@ -175,8 +175,8 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _add_legend(canvas: Any, axes: Any, columns: int) -> None:
-    """Add one legend for all panels, with each label once, no wider than the panels."""
+def _add_legend(canvas: Any, axes: Any, columns: int, *, beside: bool) -> None:
+    """Add one legend for all panels, with each label once: below them, or beside them to leave room for a note."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -185,8 +185,8 @@ def _add_legend(canvas: Any, axes: Any, columns: int) -> None:
         canvas.legend(
             list(handles.values()),
             list(handles),
-            loc="outside lower center",
-            ncols=min(2 * columns - 1, len(handles)),
+            loc="outside center right" if beside else "outside lower center",
+            ncols=1 if beside else min(2 * columns - 1, len(handles)),
             frameon=False,
         )
 

@@ -1,4 +1,4 @@
-"""Tables as plain data, written as Markdown, LaTeX (booktabs), CSV, JSON, or for a terminal."""
+"""Tables as plain data, written as Markdown, LaTeX (booktabs), CSV or JSON, or printed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NOTHING = "-"
 """What a cell without a value shows."""
+PRINTED_WIDTH = 160
+"""Width of a table that is printed to a file."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Table:
     """Rows of text under a header. `**text**` is bold in every format that has bold.
 
     Args:
-        note: a sentence below the table.
+        note: sentences below the table, one per line.
         groups: a line above the header; each pair is a text and the number of columns it spans.
         rules: row numbers that have a horizontal rule above them (LaTeX and terminal).
     """
@@ -160,22 +162,30 @@ def as_records(table: Table) -> list[dict[str, str]]:
     return [dict(zip(header, (_BOLD.sub(r"\1", cell) for cell in row), strict=True)) for row in table.rows]
 
 
+def print_table(table: Table) -> None:
+    """Print to standard output: as wide as the terminal, or PRINTED_WIDTH in a file; title and note are not wrapped."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PRINTED_WIDTH)
+    if table.title:
+        print(table.title)
+    console.print(for_terminal(table))
+    if table.note:
+        print(table.note)
+
+
 def for_terminal(table: Table) -> RichTable:
-    """The table for `rich.print`: numbers to the right, title above, note below."""
+    """The header and rows for `rich.print`, with numbers aligned to the right."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(
-        title=table.title or None,
-        caption=table.note or None,
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title_justify="left",
-        caption_justify="left",
-    )
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     for number, column in enumerate(_grouped_header(table)):
-        shown.add_column(column, justify="right" if number else "left", overflow="fold")
+        has_numbers = any(character.isdigit() for row in table.rows for character in row[number])
+        shown.add_column(column, justify="right" if number and has_numbers else "left", overflow="fold")
     for number, row in enumerate(table.rows):
         if number in table.rules:
             shown.add_section()

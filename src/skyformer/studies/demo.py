@@ -1,4 +1,4 @@
-"""The demonstration: runs of one task side by side, as a table, as JSON and as a picture."""
+"""The demo: train some attentions on short ListOps and compare accuracy, time and memory."""
 
 from __future__ import annotations
 
@@ -8,35 +8,39 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from skyformer.errors import TrainingError
 from skyformer.files import dump_json, write_atomic
-from skyformer.lra.dataset import Task
+from skyformer.lra.dataset import Task, load_task
+from skyformer.lra.preparation import prepare
 from skyformer.lra.tasks import Split
-from skyformer.report.tables import duration, percent
+from skyformer.report.figures import Figure, Mark, Panel, Series, draw_figure
+from skyformer.report.progress import Progress
+from skyformer.report.tables import Table, duration, percent
+from skyformer.training.config import RunConfig
 from skyformer.training.metrics import MetricRow
 from skyformer.training.runs import Run, RunResult
+from skyformer.training.sweeps import plan, run_of, sweep
 
-_SALT = "skyformer"
-_FORMATS = ("png", "svg")
+TASK, PRESET = "listops", "short"
+FASTER_FROM = 1024
+"""Sequence length from which Skyformer is faster than softmax attention."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One finished run: its accuracy on the dev set as it went, and what a step took."""
+class DemoRun:
+    """A finished run with its result, its evaluations on the dev set and the time per step."""
 
+    run: Run
     result: RunResult
     curve: tuple[MetricRow, ...]
-    milliseconds_a_step: float
+    milliseconds_per_step: float
 
     @classmethod
-    def of(cls, run: Run) -> Side:
-        """What a finished run left behind."""
+    def of(cls, run: Run) -> DemoRun:
         assert run.result is not None
         rows = run.metrics()
         seconds = typical_step(rows) or 1 / run.result.steps_per_second
-        return cls(run.result, tuple(row for row in rows if row.split == Split.DEV), 1000 * seconds)
+        return cls(run, run.result, tuple(row for row in rows if row.split == Split.DEV), 1000 * seconds)
 
     @property
     def megabytes(self) -> float:
@@ -45,108 +49,122 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that differ in their attention alone; `chance` is the share of the commonest label in the test set."""
+    """Runs that differ only in the attention; `chance` is the share of the most common label in the test set."""
 
-    sides: tuple[Side, ...]
+    runs: tuple[DemoRun, ...]
     chance: float
+    longest: int
 
     @property
     def note(self) -> str:
-        return self.sides[0].result.note
+        return self.runs[0].result.note
 
-    def verdict(self) -> str:
-        """The first run against the last, in one line."""
-        ours, theirs = self.sides[0], self.sides[-1]
+    def table(self) -> Table:
+        """One row per attention, and one for chance."""
+        header = ["attention", "test accuracy %", "dev accuracy %", "ms per step", "peak memory MB", "total time"]
+        rows = [_cells(run) for run in self.runs]
+        rows.append(["(chance)", percent(self.chance), "", "", "", ""])
+        return Table("", header, rows, "\n".join([self._verdict(), *self._at_this_length(), self.note]))
+
+    def _verdict(self) -> str:
+        """The first attention compared with the last."""
+        ours, theirs = self.runs[0], self.runs[-1]
         return (
-            f"{ours.result.attention} took {ours.milliseconds_a_step / theirs.milliseconds_a_step:.2f} times the time "
-            f"a step and {ours.megabytes / theirs.megabytes:.2f} times the memory of {theirs.result.attention}"
+            f"{ours.result.attention} took {ours.milliseconds_per_step / theirs.milliseconds_per_step:.2f}x the time "
+            f"per step and {ours.megabytes / theirs.megabytes:.2f}x the memory of {theirs.result.attention}."
         )
+
+    def _at_this_length(self) -> list[str]:
+        if self.longest >= FASTER_FROM or "skyformer" not in {run.result.attention for run in self.runs}:
+            return []
+        return [
+            f"Sequences of up to {self.longest} tokens are short: softmax attention is cheap here. Skyformer is faster "
+            f"from about {FASTER_FROM:,} tokens; measure it on this machine with: skyformer bench attention"
+        ]
+
+    def write(self, command: str, folder: Path) -> list[Path]:
+        """Write demo.json and the figure; returns the files."""
+        content = {
+            "command": command,
+            "environment": asdict(self.runs[0].run.environment),
+            "note": self.note,
+            "chance": self.chance,
+            "runs": [_record(run) for run in self.runs],
+        }
+        file = folder / "demo.json"
+        write_atomic(file, dump_json(content))
+        return [file, *draw_figure(self._figure(), folder)]
+
+    def _figure(self) -> Figure:
+        curves = [_accuracy_series(run) for run in self.runs]
+        end = max(x for series in curves for x in series.x)
+        chance = Series("chance", [0, end], [100 * self.chance] * 2, mark=Mark.DASHED)
+        panels = [
+            Panel("accuracy", "training time (s)", "dev accuracy (%)", [*curves, chance]),
+            self._bars("time per step", "ms", [run.milliseconds_per_step for run in self.runs]),
+            self._bars("peak memory", "MB", [run.megabytes for run in self.runs]),
+        ]
+        return Figure("demo", f"short ListOps; {self.note}", panels)
+
+    def _bars(self, title: str, unit: str, values: Sequence[float]) -> Panel:
+        names = [run.result.attention for run in self.runs]
+        bars = [Series(name, [x], [y], mark=Mark.BARS) for x, (name, y) in enumerate(zip(names, values, strict=True))]
+        return Panel(title, "", unit, bars)
+
+
+def _cells(run: DemoRun) -> list[str]:
+    result = run.result
+    accuracies = [percent(result.test_accuracy), percent(result.dev_accuracy)]
+    costs = [f"{run.milliseconds_per_step:.1f}", f"{run.megabytes:,.0f}", duration(result.seconds)]
+    return [result.attention, *accuracies, *costs]
+
+
+def _record(run: DemoRun) -> dict[str, Any]:
+    curve = [asdict(row) for row in run.curve]
+    numbers = {"milliseconds_per_step": run.milliseconds_per_step, "dev_curve": curve}
+    return {**run.result.model_dump(mode="json"), **numbers}
+
+
+def _accuracy_series(run: DemoRun) -> Series:
+    return Series(run.result.attention, [row.seconds for row in run.curve], [100 * row.accuracy for row in run.curve])
 
 
 def typical_step(rows: Sequence[MetricRow]) -> float | None:
-    """Seconds of a step: the median over the stretches between two rows, so that a stall of the machine does not count.
-    Evaluations are rows too, and end before the stretch that follows them begins. None if no row is of training."""
-    stretches, step, seconds = [], 0, 0.0
+    """Seconds per step: the median between two log points, so that a pause of the machine does not count.
+
+    Evaluations are log points too, so their time does not count either. None if there is no log point of training.
+    """
+    intervals, step, seconds = [], 0, 0.0
     for row in rows:
         if row.split == Split.TRAIN and row.step > step:
-            stretches.append((row.seconds - seconds) / (row.step - step))
+            intervals.append((row.seconds - seconds) / (row.step - step))
         step, seconds = row.step, row.seconds
-    return statistics.median(stretches) if stretches else None
+    return statistics.median(intervals) if intervals else None
 
 
-def chance_of(task: Task) -> float:
-    """How often the commonest label of the test set is right."""
+def plan_demo(attentions: Sequence[str], steps: int | None, seed: int, overrides: Sequence[str]) -> list[RunConfig]:
+    """The configs of the demo; another number of steps keeps the warm-up at a tenth of them."""
+    warmup = [] if steps is None else [f"optim.warmup_steps={max(1, steps // 10)}"]
+    return plan([TASK], attentions, [seed], PRESET, [*warmup, *overrides], steps)
+
+
+def run_demo(configs: Sequence[RunConfig], output: Path, progress: Progress | None = None) -> Comparison:
+    """Prepare the data in `output`/data, train in `output`/runs what is not trained yet, and compare.
+
+    Args:
+        configs: from `plan_demo`.
+    """
+    data_dir, runs_dir = output / "data", output / "runs"
+    task = _prepare(configs[0], data_dir)
+    for outcome in sweep(configs, runs_dir=runs_dir, data_dir=data_dir, progress=progress):
+        if outcome.result is None:
+            raise TrainingError(f"{outcome.config.run_name()} {outcome}")
     counts = task.manifest.splits[Split.TEST].label_counts
-    return max(counts) / sum(counts)
+    runs = tuple(DemoRun.of(run_of(config, runs_dir)) for config in configs)
+    return Comparison(runs, max(counts) / sum(counts), configs[0].task.longest)
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """A line for each run, and one for chance."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("attention")
-    for title in ("test accuracy %", "dev accuracy %", "ms a step", "peak memory MB", "time in all"):
-        table.add_column(title, justify="right")
-    for side in comparison.sides:
-        result = side.result
-        shares = (percent(result.test_accuracy), percent(result.dev_accuracy))
-        costs = (f"{side.milliseconds_a_step:.1f}", f"{side.megabytes:,.0f}", duration(result.seconds))
-        table.add_row(result.attention, *shares, *costs)
-    table.add_row("(chance)", percent(comparison.chance), "", "", "", "")
-    return table
-
-
-def write_comparison(comparison: Comparison, command: str, environment: dict[str, Any], folder: Path) -> list[Path]:
-    """demo.json, demo.png and demo.svg."""
-    content = {
-        "command": command,
-        "environment": environment,
-        "note": comparison.note,
-        "chance": comparison.chance,
-        "runs": [_as_record(side) for side in comparison.sides],
-    }
-    figures = folder / "demo.json"
-    write_atomic(figures, dump_json(content))
-    return [figures, *_draw(comparison, folder)]
-
-
-def _as_record(side: Side) -> dict[str, Any]:
-    curve = [asdict(row) for row in side.curve]
-    return {**side.result.model_dump(mode="json"), "milliseconds_a_step": side.milliseconds_a_step, "dev_curve": curve}
-
-
-def _draw(comparison: Comparison, folder: Path) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = [side.result.attention for side in comparison.sides]
-    with matplotlib.rc_context({"svg.hashsalt": _SALT}):
-        figure, (curves, time, memory) = pyplot.subplots(
-            1, 3, figsize=(11, 3.8), layout="constrained", width_ratios=(2, 1, 1)
-        )
-        _draw_curves(curves, comparison)
-        _draw_bars(time, "time a step (ms)", names, [side.milliseconds_a_step for side in comparison.sides])
-        _draw_bars(memory, "peak memory (MB)", names, [side.megabytes for side in comparison.sides])
-        figure.suptitle(f"short ListOps; {comparison.note}", fontsize=8)
-        files = [folder / f"demo.{ending}" for ending in _FORMATS]
-        for file in files:
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
-        pyplot.close(figure)
-    return files
-
-
-def _draw_curves(axis: Any, comparison: Comparison) -> None:
-    for number, side in enumerate(comparison.sides):
-        seconds, accuracy = zip(*((row.seconds, 100 * row.accuracy) for row in side.curve), strict=True)
-        axis.plot(seconds, accuracy, marker="o", color=f"C{number}", label=side.result.attention)
-    axis.axhline(100 * comparison.chance, color="grey", linestyle=":", label="chance")
-    axis.set(xlabel="wall time (s)", ylabel="accuracy on the dev set (%)", ylim=(0, None))
-    axis.legend(frameon=False)
-    axis.grid(alpha=0.3)
-
-
-def _draw_bars(axis: Any, label: str, names: Sequence[str], values: Sequence[float]) -> None:
-    bars = axis.bar(names, values, color=[f"C{number}" for number in range(len(names))])
-    axis.bar_label(bars, fmt="%.0f")
-    axis.set_ylabel(label)
+def _prepare(config: RunConfig, data_dir: Path) -> Task:
+    name, seed, limit, length = config.task.name, config.task.data_seed, config.task.limit, config.task.max_length
+    prepare(name, data_dir=data_dir, seed=seed, limit=limit, max_length=length)
+    return load_task(name, data_dir, seed=seed, limit=limit, max_length=length)

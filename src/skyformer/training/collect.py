@@ -1,7 +1,10 @@
-"""Runs as typed rows: every run of a folder, whatever state it is in, and seeds gathered into mean and spread.
+"""All runs of a folder as typed rows, and the mean over seeds.
 
-Only runs that differ in nothing but their seed are averaged. What distinguishes the others is worked out by comparing
-each config with its preset: settings that were changed, and options that the attention was given.
+Only runs that differ in nothing but the seed are averaged. To tell the others apart, each config is compared with its
+preset: settings that were changed, and options of the attention.
+
+Plain dataclasses, not pandas: grouping takes a few lines here, while a data frame turns whole numbers with gaps into
+floats and doubles the start-up time of `skyformer runs`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from skyformer.errors import SkyformerError
+from skyformer.report.paper import ACCURACY, TASK_TITLES
 from skyformer.training.config import RunConfig, flatten
 from skyformer.training.metrics import MetricRow
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
@@ -25,13 +29,17 @@ from skyformer.training.runs import Run, RunResult, UnreadableRun, scan_runs
 
 _NAME = re.compile(r"(?P<task>[a-z]+)-(?P<attention>[a-z0-9_]+)-(?P<preset>[a-z0-9_]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 _OPTIONS = "model.attention_options."
+_RESULT_FIELDS = (
+    *("best_step", "dev_accuracy", "dev_loss", "test_accuracy", "test_loss", "test_examples"),
+    *("seconds", "steps_per_second", "peak_memory_bytes", "parameters", "finished"),
+)
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """What is known of one run; of a damaged one that may be its name alone.
+    """What is known about one run; for a damaged run, perhaps only its name.
 
-    `preset_note` says how the preset departs from the paper, `note` also how the run departs from its preset.
+    `preset_note` says how the preset differs from the paper; `note` also says how the run differs from its preset.
     """
 
     name: str
@@ -70,7 +78,7 @@ def collect_runs(
     attentions: Collection[str] = (),
     presets: Collection[str] = (),
 ) -> list[RunRow]:
-    """The runs in a folder, those of some tasks, attentions and presets if any are named."""
+    """The runs in a folder, sorted; restricted to the given tasks, attentions and presets."""
     wanted = (("task", tasks), ("attention", attentions), ("preset", presets))
     rows = [_row(run) for run in scan_runs(runs_dir)]
     kept = [row for row in rows if all(not names or getattr(row, field) in names for field, names in wanted)]
@@ -81,18 +89,18 @@ def collect_runs(
 
 def _row(run: Run | UnreadableRun) -> RunRow:
     if isinstance(run, UnreadableRun):
-        return RunRow(run.folder.name, str(run.folder), "damaged", run.reason, **_told_by_name(run.folder.name))
+        return RunRow(run.folder.name, str(run.folder), "damaged", run.reason, **_from_name(run.folder.name))
     try:
         return _readable_row(run)
     except (SkyformerError, OSError) as error:
-        # It can also vanish or change while it is read.
-        return RunRow(run.name, str(run.folder), "damaged", str(error), **_told_by_name(run.name))
+        # The folder may also disappear or change while it is being read.
+        return RunRow(run.name, str(run.folder), "damaged", str(error), **_from_name(run.name))
 
 
-def _told_by_name(name: str) -> dict[str, Any]:
-    """What the folder's name says of a run that cannot be read, so that it is still found under its task."""
-    told = _NAME.fullmatch(name)
-    return {} if told is None else {**told.groupdict(), "seed": int(told["seed"])}
+def _from_name(name: str) -> dict[str, Any]:
+    """What the folder name says about an unreadable run, so that it is still listed under its task."""
+    found = _NAME.fullmatch(name)
+    return {} if found is None else {**found.groupdict(), "seed": int(found["seed"])}
 
 
 def _readable_row(run: Run) -> RunRow:
@@ -112,7 +120,7 @@ def _readable_row(run: Run) -> RunRow:
         "digest": config.digest(),
     }
     if result is not None and result.config_digest != config.digest():
-        reason = f"its result is of another config: {result.config_digest}, not {config.digest()}"
+        reason = f"its result belongs to another config: {result.config_digest}, not {config.digest()}"
         return RunRow(run.name, str(run.folder), "damaged", reason, **known)
     known |= {
         "step": None if state.state == "damaged" else state.step,
@@ -122,37 +130,24 @@ def _readable_row(run: Run) -> RunRow:
         "seconds": state.seconds,
         "started": state.started,
     }
-    return RunRow(run.name, str(run.folder), state.state, state.reason, **known | _known_at_the_end(result))
+    return RunRow(run.name, str(run.folder), state.state, state.reason, **known | _from_result(result))
 
 
-def _known_at_the_end(result: RunResult | None) -> dict[str, Any]:
+def _from_result(result: RunResult | None) -> dict[str, Any]:
     if result is None:
         return {}
-    return {
-        "step": result.steps,
-        "best_step": result.best_step,
-        "dev_accuracy": result.dev_accuracy,
-        "dev_loss": result.dev_loss,
-        "test_accuracy": result.test_accuracy,
-        "test_loss": result.test_loss,
-        "test_examples": result.test_examples,
-        "seconds": result.seconds,
-        "steps_per_second": result.steps_per_second,
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "parameters": result.parameters,
-        "finished": result.finished,
-    }
+    return {"step": result.steps, **{name: getattr(result, name) for name in _RESULT_FIELDS}}
 
 
 def changes_to_preset(config: RunConfig) -> list[str]:
-    """The settings that decide the result and differ from the preset's, as they are written after `--set`.
+    """The settings that affect the result and differ from the preset, as written after `--set`.
 
-    Two configs of a task, an attention and a preset have the same changes only if they have the same settings.
+    Two configs with the same task, attention and preset have the same changes only if all their settings are the same.
     """
     plain = config.replace(seed=0)
     preset = _preset(config.task.name, config.preset, config.model.attention)
     if preset is None:
-        # A preset of another version: its name says nothing here, so the settings speak for themselves.
+        # A preset of another version is unknown here, so the digest of the settings identifies them.
         return [f"settings {plain.digest()}"]
     ours, theirs = (flatten(each.deciding_settings()) for each in (plain, preset))
     names = [name for name in ours | theirs if name not in ours or name not in theirs or ours[name] != theirs[name]]
@@ -168,22 +163,39 @@ def _preset(task: str, preset: str, attention: str) -> RunConfig | None:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Finished runs of one attention on one task that differ in their seed alone."""
+class SeedMean:
+    """Finished runs of one attention on one task that differ only in the seed, and the mean of their accuracies.
 
+    Accuracies are on the test set, between 0 and 1. `rows` are sorted by seed.
+    """
+
+    preset: str
+    changes: tuple[str, ...]
     task: str
     attention: str
     options: tuple[str, ...]
     rows: tuple[RunRow, ...]
 
     @property
-    def seeds(self) -> list[int]:
-        return [row.seed for row in self.rows if row.seed is not None]
+    def count(self) -> int:
+        return len(self.rows)
 
     @property
-    def accuracies(self) -> list[float]:
-        """On the test set, in the order of the seeds."""
-        return [row.test_accuracy for row in self.rows if row.test_accuracy is not None]
+    def note(self) -> str:
+        """How the preset differs from the paper."""
+        return self.rows[0].preset_note
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(row.name for row in self.rows)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(row.seed for row in self.rows if row.seed is not None)
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        return tuple(row.test_accuracy for row in self.rows if row.test_accuracy is not None)
 
     @property
     def mean(self) -> float:
@@ -191,19 +203,29 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
-        """The sample standard deviation; one seed has none."""
-        return statistics.stdev(self.accuracies) if len(self.rows) > 1 else None
+        """The sample standard deviation; None for one seed."""
+        return statistics.stdev(self.accuracies) if self.count > 1 else None
+
+    @property
+    def as_in_paper(self) -> bool:
+        return self.preset == DEFAULT_PRESET and not (self.changes or self.options or self.note)
+
+    @property
+    def paper(self) -> float | None:
+        """The paper's accuracy, if it has one."""
+        known = self.attention in ACCURACY and self.task in TASK_TITLES
+        return round(ACCURACY[self.attention].on(self.task) / 100, 4) if known else None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All that was run under one preset with the same changes to it."""
+    """All runs with the same preset and the same changes to it."""
 
     preset: str
     changes: tuple[str, ...]
     notes: tuple[tuple[str, str], ...]
-    """How the preset departs from the paper, task by task."""
-    cells: tuple[Cell, ...]
+    """How the preset differs from the paper, for each task."""
+    means: tuple[SeedMean, ...]
     left_out: tuple[RunRow, ...]
     """Runs that are not finished, and second copies of a run."""
 
@@ -212,12 +234,20 @@ class Summary:
         return self.preset == DEFAULT_PRESET and not self.changes and not self.notes
 
     @property
-    def rows(self) -> list[RunRow]:
-        return [row for cell in self.cells for row in cell.rows] + list(self.left_out)
+    def tasks(self) -> set[str]:
+        rows = [row for mean in self.means for row in mean.rows] + list(self.left_out)
+        return {row.task for row in rows if row.task is not None}
+
+    def __str__(self) -> str:
+        """The setting in a few words, with a warning if it is not the paper's."""
+        reduced = " (reduced)" if self.notes else ""
+        changes = f" with {', '.join(self.changes)}" if self.changes else ""
+        warning = "" if self.as_in_paper else "; NOT THE PAPER'S SETTING"
+        return f"preset {self.preset}{reduced}{changes}{warning}"
 
 
 def summarise(rows: Iterable[RunRow]) -> list[Summary]:
-    """Rows with seeds averaged: one summary a setting, the paper's first."""
+    """Average over seeds: one summary per setting, the paper's first."""
     settings: dict[tuple[str, tuple[str, ...]], list[RunRow]] = {}
     for row in rows:
         if row.preset is not None:
@@ -227,39 +257,32 @@ def summarise(rows: Iterable[RunRow]) -> list[Summary]:
 
 
 def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summary:
-    cells: dict[tuple[str, str, tuple[str, ...]], dict[int, RunRow]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], dict[int, RunRow]] = {}
     left_out = []
     for row in rows:
         if row.test_accuracy is None or row.task is None or row.attention is None or row.seed is None:
             left_out.append(row)
             continue
-        seeds = cells.setdefault((row.task, row.attention, row.options), {})
+        seeds = groups.setdefault((row.task, row.attention, row.options), {})
         if seeds.setdefault(row.seed, row) is not row:
             left_out.append(row)
     notes = sorted({(row.task, row.preset_note) for row in rows if row.task is not None and row.preset_note})
-    gathered = tuple(Cell(*key, tuple(seeds[seed] for seed in sorted(seeds))) for key, seeds in sorted(cells.items()))
-    return Summary(preset, changes, tuple(notes), gathered, tuple(left_out))
+    means = [
+        SeedMean(preset, changes, *key, tuple(seeds[seed] for seed in sorted(seeds)))
+        for key, seeds in sorted(groups.items())
+    ]
+    return Summary(preset, changes, tuple(notes), tuple(means), tuple(left_out))
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """One evaluation on the dev set."""
-
-    step: int
-    seconds: float
-    accuracy: float
-    loss: float
-
-
-def validation_curve(row: RunRow) -> list[CurvePoint]:
-    """How a run went on the dev set; nothing when its metrics are missing or cannot be read."""
+def validation_curve(row: RunRow) -> list[MetricRow]:
+    """The evaluations on the dev set in order of step; empty if the metrics are missing or unreadable."""
     try:
         metrics = Run(Path(row.folder)).metrics()
     except (OSError, ValueError, csv.Error):
         return []
-    points = {row.step: CurvePoint(row.step, row.seconds, row.accuracy, row.loss) for row in metrics if _on_dev(row)}
+    points = {point.step: point for point in metrics if _is_finite_on_dev(point)}
     return [points[step] for step in sorted(points)]
 
 
-def _on_dev(row: MetricRow) -> bool:
+def _is_finite_on_dev(row: MetricRow) -> bool:
     return row.split == "dev" and all(map(math.isfinite, (row.seconds, row.accuracy, row.loss)))

@@ -1,8 +1,8 @@
-"""Many runs over a Ray cluster: a run is a task with the resources it asks for, alone in a worker process.
+"""Sweeps on a Ray cluster: each run is a Ray task with its own resources, alone in a worker process.
 
-The runs' folder lies on storage that all nodes share, so a run whose worker dies is started again on any node, from its
-last checkpoint. That is done from here rather than by Ray's own retries, so that it is seen, and has an end also when
-memory is short.
+The folder of runs is on storage that all nodes share, so a run whose worker died can be started again on any node from
+its last checkpoint. The sweep does that itself instead of Ray's retries, so that it is reported, and so that the number
+of attempts is limited also when memory is short.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import secrets
+import signal
 import socket
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,37 +23,31 @@ from typing import Any
 from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
 from skyformer.lra.folders import data_dir_or_default
-from skyformer.training.config import RunConfig, TaskConfig, from_yaml, to_yaml
-from skyformer.training.runs import RunResult, runs_dir_or_default
-from skyformer.training.signals import StopSignals
+from skyformer.report.progress import Progress
+from skyformer.training.config import RunConfig, TaskConfig
+from skyformer.training.runs import runs_dir_or_default
 from skyformer.training.sweeps import (
-    ADVICE,
-    BACKSTAGE,
     DEFAULT_RETRIES,
     PROGRESS_SECONDS,
     STOPPED,
+    SWEEP_FOLDER,
     Ending,
     Outcome,
-    Silent,
-    Watcher,
+    Sweep,
     check_data,
     data_problems,
-    is_running,
     run_of,
-    settled,
-    step_of,
-    stopped,
     with_threads,
 )
 
 CONNECT_SECONDS = 5.0
-_SAVE_SECONDS = 120.0
 _CLIENT = "ray://"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run asks of the node it goes to."""
+    """What each run reserves on a node."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -61,16 +55,24 @@ class Resources:
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or (self.memory_bytes is not None and self.memory_bytes <= 0):
-            raise InputError(f"a run needs more than 0 CPUs, at least 0 GPUs and some memory; got {self}")
+            raise InputError(f"a run needs more than 0 CPUs, at least 0 GPUs and more than 0 bytes; got {self}")
 
     def fit(self, node: dict[str, float]) -> bool:
-        """Whether a node that offers this much can take the run when it is idle."""
+        """Whether a node with these resources can run it when idle."""
         wanted = (("CPU", self.cpus), ("GPU", self.gpus), ("memory", self.memory_bytes or 0))
         return all(node.get(name, 0) >= amount for name, amount in wanted)
 
     def __str__(self) -> str:
-        memory = f", {self.memory_bytes / 1e9:g} GB of memory" if self.memory_bytes else ""
+        memory = f", {self.memory_bytes / 1e9:g} GB of memory" if self.memory_bytes is not None else ""
         return f"{self.cpus:g} CPUs, {self.gpus:g} GPUs{memory}"
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from a number and a unit: 500MB, 4GB, 1.5GiB."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if found is None or found[2] not in _UNITS:
+        raise InputError(f"--memory must be a number and a unit, such as 500MB or 4GB; got {text!r}")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def ray_sweep(
@@ -82,45 +84,45 @@ def ray_sweep(
     resources: Resources = Resources(),
     jobs: int | None = None,
     retries: int = DEFAULT_RETRIES,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
     """As `sweep`, on a Ray cluster.
 
     Args:
-        address: of the cluster, as `ray start` prints it; nothing = one is started here, and shut down at the end.
-        resources: what each run asks for. jobs: how many runs at a time at most; nothing = as many as fit.
-        runs_dir: on storage that all nodes share. data_dir: there, or prepared at the same place on every node.
+        runs_dir: on storage that all nodes share.
+        data_dir: on shared storage, or prepared in the same place on every node.
+        address: of the cluster, as `ray start` prints it; None starts one on this machine and shuts it down at the end.
+        resources: what each run reserves.
+        jobs: the largest number of runs at the same time; None starts as many as fit.
     """
-    if (jobs is not None and jobs < 1) or retries < 0:
-        raise InputError(f"jobs must be at least 1 and retries at least 0; got {jobs} and {retries}")
+    loop = Sweep(runs_dir_or_default(runs_dir).resolve(), jobs, retries, progress)
     check_data(configs, data_dir)
-    root, data = runs_dir_or_default(runs_dir).resolve(), data_dir_or_default(data_dir).resolve()
+    data = data_dir_or_default(data_dir).resolve()
     with _cluster(address) as ray:
-        _check_nodes(ray, configs, root, data, resources)
-        return _RaySweep(ray, root, data, resources, jobs, retries, watcher or Silent()).run(configs)
+        _check_nodes(ray, configs, loop.runs_dir, data, resources)
+        return loop.run(configs, RayExecutor(ray, loop.runs_dir, data, resources))
 
 
 @contextmanager
 def _cluster(address: str | None) -> Iterator[Any]:
-    """Ray, connected; what was started here is shut down, what was there goes on."""
+    """Ray, connected; a cluster that was started here is shut down at the end, another one keeps running."""
     if address is not None:
         _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MissingExtraError("ray", "ray") from error
+        raise MissingExtraError("ray") from error
     try:
-        # A cluster has its dashboard or has not; that is not ours to say.
-        dashboard = False if address is None else None
         ray.init(
             address=address or "local",
-            include_dashboard=dashboard,
+            # Only a cluster that is started here can be started without a dashboard.
+            include_dashboard=False if address is None else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"no Ray cluster answers at {address or 'this machine'}: {_first_line(error)}") from None
+        raise InputError(f"no Ray cluster answers at {address or 'this machine'}: {_lines(error)[0]}") from None
     try:
         yield ray
     finally:
@@ -128,7 +130,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself takes more than a minute to say that nobody is there."""
+    """Checked here because Ray takes more than a minute to report that nothing answers."""
     if address == "auto":
         return
     host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
@@ -142,24 +144,23 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _lines(error: BaseException) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__]
 
 
 def _check_nodes(ray: Any, configs: Sequence[RunConfig], runs_dir: Path, data_dir: Path, resources: Resources) -> None:
-    """Every node that may get a run can import this package, and sees the runs and the data."""
+    """Check that every node with enough resources can import this package, and sees the runs and the data."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     able = [node for node in nodes if resources.fit(node["Resources"])]
     if not able:
         offers = "; ".join(_offer(node) for node in nodes)
-        raise InputError(f"no node has what a run asks for ({resources}); there is: {offers}")
-    mark = runs_dir / BACKSTAGE / f"mark-{secrets.token_hex(8)}"
+        raise InputError(f"no node has the resources of a run ({resources}); available: {offers}")
+    mark = runs_dir / SWEEP_FOLDER / f"mark-{secrets.token_hex(8)}"
     mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_text("this file shows that a node sees the folder")
+    mark.write_text("written to check that all nodes see this folder")
     try:
         tasks = list(dict.fromkeys(config.task for config in configs))
-        problems = list(_problems(ray, able, str(mark), tasks, str(data_dir)))
+        problems = list(_node_problems(ray, able, str(mark), tasks, str(data_dir)))
     finally:
         mark.unlink(missing_ok=True)
     if problems:
@@ -173,33 +174,28 @@ def _offer(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} with {counts}"
 
 
-def _problems(
+def _node_problems(
     ray: Any, nodes: Iterable[dict[str, Any]], mark: str, tasks: list[TaskConfig], data_dir: str
 ) -> Iterator[str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0, max_retries=0)(look_around)
-    asked = []
+    check = ray.remote(num_cpus=0, max_retries=0)(check_node)
+    checks = []
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        sight = look.options(scheduling_strategy=place).remote(mark, tasks, data_dir, installed_version("skyformer"))
-        asked.append((node["NodeManagerHostname"], sight))
-    for name, sight in asked:
+        answer = check.options(scheduling_strategy=place).remote(mark, tasks, data_dir, installed_version("skyformer"))
+        checks.append((node["NodeManagerHostname"], answer))
+    for name, answer in checks:
         try:
-            problem = ray.get(sight)
+            problem = ray.get(answer)
         except ray.exceptions.RayError as error:
-            problem = f"skyformer does not run there: {_last_line(error)}"
+            problem = f"skyformer does not run there: {_lines(error)[-1].strip()}"
         if problem:
             yield f"node {name}: {problem}"
 
 
-def _last_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
-
-
-def look_around(mark: str, tasks: list[TaskConfig], data_dir: str, version: str | None) -> str | None:
-    """What keeps the node that this is called on from training, if anything."""
+def check_node(mark: str, tasks: list[TaskConfig], data_dir: str, version: str | None) -> str | None:
+    """Called on a node: why it cannot train, or None if it can."""
     if installed_version("skyformer") != version:
         return f"has skyformer {installed_version('skyformer')}, not {version}; install the same version on all nodes"
     folder = Path(mark).parent.parent
@@ -210,160 +206,72 @@ def look_around(mark: str, tasks: list[TaskConfig], data_dir: str, version: str 
     return "; ".join(data_problems(tasks, data_dir)) or None
 
 
-@dataclass(frozen=True)
-class Report:
-    """How a run ended in its worker; errors do not travel well, their words do."""
-
-    ending: Ending
-    reason: str = ""
-    result: RunResult | None = None
-
-
-def train_here(config: str, runs_dir: str, data_dir: str) -> Report:
-    """Train one run in this process, or go on with it."""
+def train_here(config: RunConfig, runs_dir: str, data_dir: str) -> Outcome:
+    """Called on a node: train or resume one run in this process. Errors are returned as text, not all can be sent."""
     from skyformer.training import fit
 
-    settings = from_yaml(config)
-    run = run_of(settings, Path(runs_dir))
+    run = run_of(config, Path(runs_dir))
     try:
-        result = run.result if run.folder.exists() else None
         if not run.folder.exists():
-            result = fit.train(settings, runs_dir=runs_dir, data_dir=data_dir, progress=False)
-        elif result is None:
-            # It may still be called running, by a process on a node that is gone; its lock knows better.
-            result = fit.resume(run, data_dir=data_dir, progress=False)
+            result = fit.train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
+        else:
+            # Its state may still say "running" for a process on a node that is gone; only its lock is reliable.
+            result = run.result or fit.resume(run, data_dir=data_dir, progress=False)
     except (InterruptedRunError, KeyboardInterrupt):
-        return Report(Ending.INTERRUPTED, STOPPED)
+        return Outcome(config, Ending.INTERRUPTED, reason=STOPPED)
     except (SkyformerError, OSError) as error:
-        return Report(Ending.FAILED, f"{error} (on node {platform.node()})")
-    return Report(Ending.FINISHED, result=result)
+        return Outcome(config, Ending.FAILED, reason=f"{error} (on node {platform.node()})")
+    return Outcome(config, Ending.FINISHED, result)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A run on its way: waiting for a node, or in training."""
+class RayExecutor:
+    """Runs `train_here` as tasks of the cluster that `ray` is connected to."""
 
-    config: RunConfig
-    reference: Any
-    retries: int
+    queues = True
+    save_seconds = 120.0
 
-
-class _RaySweep:
-    """Runs on a cluster that `ray` is connected to."""
-
-    def __init__(
-        self,
-        ray: Any,
-        runs_dir: Path,
-        data_dir: Path,
-        resources: Resources,
-        jobs: int | None,
-        retries: int,
-        watcher: Watcher,
-    ) -> None:
-        self._ray, self._runs_dir, self._data_dir, self._watcher = ray, runs_dir, data_dir, watcher
-        self._jobs, self._retries = jobs, retries
+    def __init__(self, ray: Any, runs_dir: Path, data_dir: Path, resources: Resources) -> None:
+        self._ray, self._runs_dir, self._data_dir = ray, runs_dir, data_dir
         self._threads = max(1, int(resources.cpus))
-        # A worker that has trained is not used again: the next run has memory figures of its own.
         self._train = ray.remote(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             memory=resources.memory_bytes,
             max_retries=0,
+            # A worker trains only one run, so that the peak memory is measured for each run.
             max_calls=1,
         )(train_here)
-        self._tasks: list[_Task] = []
-        self._outcomes: list[Outcome] = []
-        self._seen: set[str] = set()
+        self._tasks: dict[Any, RunConfig] = {}
 
-    def run(self, configs: Sequence[RunConfig]) -> list[Outcome]:
-        waiting = deque(configs)
-        cancelled = 0.0
-        with StopSignals(ADVICE) as signals:
-            try:
-                while self._tasks or (waiting and signals.received is None):
-                    if signals.received is None:
-                        self._fill(waiting)
-                    elif not cancelled:
-                        cancelled = time.monotonic()
-                        self._cancel(force=False)
-                    elif time.monotonic() - cancelled > _SAVE_SECONDS:
-                        break
-                    self._gather(stopping=signals.received is not None)
-                    self._look()
-            finally:
-                self._cancel(force=True)
-        if signals.received is not None:
-            raise signals.error(stopped(self._outcomes, len(configs)))
-        return self._outcomes
+    def start(self, config: RunConfig) -> None:
+        threaded = with_threads(config, self._threads)
+        self._tasks[self._train.remote(threaded, str(self._runs_dir), str(self._data_dir))] = config
 
-    def _fill(self, waiting: deque[RunConfig]) -> None:
-        while waiting and (self._jobs is None or len(self._tasks) < self._jobs):
-            config = waiting.popleft()
-            outcome = settled(config, self._runs_dir)
-            if outcome is not None:
-                self._end(outcome)
-                continue
-            self._start(config, self._retries)
-
-    def _start(self, config: RunConfig, retries: int) -> None:
-        text = to_yaml(with_threads(config, self._threads))
-        reference = self._train.remote(text, str(self._runs_dir), str(self._data_dir))
-        self._tasks.append(_Task(config, reference, retries))
-
-    def _gather(self, *, stopping: bool) -> None:
+    def collect(self) -> list[Outcome]:
         if not self._tasks:
-            return
-        references = [task.reference for task in self._tasks]
-        ready, _ = self._ray.wait(references, timeout=PROGRESS_SECONDS)
-        for task in [task for task in self._tasks if task.reference in ready]:
-            self._tasks.remove(task)
-            self._take(task, stopping)
+            return []
+        ready, _ = self._ray.wait(list(self._tasks), timeout=PROGRESS_SECONDS)
+        return [self._outcome(task, self._tasks.pop(task)) for task in ready]
 
-    def _take(self, task: _Task, stopping: bool) -> None:
-        report, died = self._report(task)
-        outcome = self._outcome(task.config, report, stopping)
-        if died and outcome.ending is Ending.FAILED and task.retries:
-            self._watcher.restarted(task.config, outcome.reason)
-            self._start(task.config, task.retries - 1)
-        else:
-            self._end(outcome)
-
-    def _report(self, task: _Task) -> tuple[Report, bool]:
-        """What the worker says, and whether it died instead."""
+    def _outcome(self, task: Any, config: RunConfig) -> Outcome:
         errors = self._ray.exceptions
         try:
-            return self._ray.get(task.reference), False
+            outcome: Outcome = self._ray.get(task)
+            return outcome
         except errors.TaskCancelledError:
-            return Report(Ending.INTERRUPTED, STOPPED), False
+            return Outcome(config, Ending.INTERRUPTED, reason=STOPPED)
         except errors.RayTaskError as error:
-            return Report(Ending.FAILED, _last_line(error)), False
+            return Outcome(config, Ending.FAILED, reason=_lines(error)[-1].strip())
         except errors.RayError as error:
-            return Report(Ending.FAILED, f"its worker died: {_first_line(error)}"), True
+            return Outcome(config, Ending.FAILED, reason=f"its worker died: {_lines(error)[0]}", died=True)
 
-    def _outcome(self, config: RunConfig, report: Report, stopping: bool) -> Outcome:
-        if report.ending is Ending.FAILED:
-            # The last moment of a worker may come after its result is written.
-            found = settled(config, self._runs_dir)
-            if found is not None and found.result is not None:
-                return Outcome(config, Ending.FINISHED, found.result)
-        ending = Ending.INTERRUPTED if stopping and report.result is None else report.ending
-        return Outcome(config, ending, report.result, report.reason)
+    def interrupt(self, number: signal.Signals) -> None:
+        self._cancel(force=False)
 
-    def _end(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._watcher.ended(outcome)
-
-    def _look(self) -> None:
-        """A task may wait for a node long after it was handed over; the run's folder tells when it has begun."""
-        for config in [task.config for task in self._tasks if is_running(task.config, self._runs_dir)]:
-            step = step_of(config, self._runs_dir)
-            if config.run_name() not in self._seen:
-                self._seen.add(config.run_name())
-                self._watcher.started(config, step)
-            self._watcher.progressed(config, step)
+    def kill(self) -> None:
+        self._cancel(force=True)
 
     def _cancel(self, *, force: bool) -> None:
         for task in self._tasks:
             with suppress(self._ray.exceptions.RayError):
-                self._ray.cancel(task.reference, force=force)
+                self._ray.cancel(task, force=force)

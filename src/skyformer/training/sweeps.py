@@ -1,8 +1,10 @@
-"""Many runs: tasks, attentions and seeds, each run in a process of its own, one after the other or some at a time.
+"""Train many runs: tasks x attentions x seeds, each run in its own process.
 
-A sweep keeps nothing of its own: what is finished, what can go on and what is taken is read from the runs' folders when
-their turn comes. So a sweep that was stopped goes on when it is started again, and two sweeps of the same runs share
-the work.
+A sweep stores no state of its own. Whether a run is finished, can be resumed or is being trained elsewhere is read from
+its folder just before it would start. So a sweep that was stopped resumes when it is started again, and two sweeps of
+the same runs share the work.
+
+`Sweep` is the loop; an `Executor` starts the processes: `LocalExecutor` here, `RayExecutor` in `ray_sweeps`.
 """
 
 from __future__ import annotations
@@ -21,29 +23,32 @@ from pathlib import Path
 from typing import Protocol
 
 from skyformer.attention import attention_class
+from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import write_atomic
 from skyformer.lra.dataset import load_task
+from skyformer.report.progress import Progress, Silent
+from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import Run, RunResult, open_run, runs_dir_or_default
+from skyformer.training.runs import Run, RunResult, RunState, open_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
-BACKSTAGE = ".sweep"
-"""Where a sweep keeps the configs and the output of its runs' processes, inside the folder of runs."""
+SWEEP_FOLDER = ".sweep"
+"""Folder inside the folder of runs for the configs and the output of the processes."""
 
-SKYFORMER = (sys.executable, "-m", "skyformer.cli.main")
-STOPPED = "told to stop; what it has saved is kept"
-ADVICE = "the same command goes on"
+SKYFORMER = (sys.executable, "-m", "skyformer")
+STOPPED = "stopped; its checkpoints are saved"
 DEFAULT_RETRIES = 2
 PROGRESS_SECONDS = 2.0
-_GATHER_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _TAIL_BYTES = 20_000
 _STOPPED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_RUNS = "runs"
 
 
 class Ending(StrEnum):
-    """How it ended with one run of a sweep."""
+    """How one run of a sweep ended."""
 
     FINISHED = "finished"
     WAS_FINISHED = "was finished"
@@ -54,41 +59,47 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run."""
+    """How one run ended; `died` says that its process was killed, so that another attempt may succeed."""
 
     config: RunConfig
     ending: Ending
     result: RunResult | None = None
     reason: str = ""
+    died: bool = False
 
     @property
     def good(self) -> bool:
-        """Nothing is left to do for this run, at least not for us."""
+        """Whether this sweep has nothing left to do for the run."""
         return self.ending in (Ending.FINISHED, Ending.WAS_FINISHED, Ending.ELSEWHERE)
 
-
-class Watcher(Protocol):
-    """Told what happens, as it happens."""
-
-    def started(self, config: RunConfig, step: int) -> None: ...
-
-    def progressed(self, config: RunConfig, step: int) -> None: ...
-
-    def restarted(self, config: RunConfig, reason: str) -> None: ...
-
-    def ended(self, outcome: Outcome) -> None: ...
+    def __str__(self) -> str:
+        if self.result is None:
+            return f"{self.ending}: {self.reason}"
+        before = " before" if self.ending is Ending.WAS_FINISHED else ""
+        note = f" [preset {self.result.preset}, not the paper's setting]" if self.result.note else ""
+        accuracy, seconds = self.result.test_accuracy, self.result.seconds
+        return f"finished{before}, test accuracy {accuracy:.2%} in {duration(seconds)}{note}"
 
 
-class Silent:
-    """Nobody watches."""
+class Executor(Protocol):
+    """Starts runs in other processes."""
 
-    def started(self, config: RunConfig, step: int) -> None: ...
+    queues: bool
+    """Whether a run may wait for resources after `start`."""
+    save_seconds: float
+    """Time to save after `interrupt`, before the processes are killed."""
 
-    def progressed(self, config: RunConfig, step: int) -> None: ...
+    def start(self, config: RunConfig) -> None:
+        """Train a run, or resume it if its folder exists."""
 
-    def restarted(self, config: RunConfig, reason: str) -> None: ...
+    def collect(self) -> Iterable[Outcome]:
+        """Outcomes of processes that ended; waits a moment if there are none."""
 
-    def ended(self, outcome: Outcome) -> None: ...
+    def interrupt(self, number: signal.Signals) -> None:
+        """Ask all processes to save and exit."""
+
+    def kill(self) -> None:
+        """End all processes that are left."""
 
 
 def plan(
@@ -99,7 +110,7 @@ def plan(
     overrides: Sequence[str] = (),
     steps: int | None = None,
 ) -> list[RunConfig]:
-    """The configs of a sweep, each checked; whole tables come first, one seed after the other."""
+    """The checked configs of all tasks x attentions x seeds; all runs of the first seed come first."""
     for what, names in (("task", tasks), ("attention", attentions), ("seed", seeds)):
         if not names:
             raise InputError(f"a sweep needs at least one {what}; got none")
@@ -114,14 +125,14 @@ def plan(
 
 
 def check_data(configs: Iterable[RunConfig], data_dir: Path | str | None = None) -> None:
-    """Every task is prepared; if some are not, one error has the commands for all of them."""
+    """Check that every task is prepared; if not, one error lists the commands for all of them."""
     problems = data_problems(dict.fromkeys(config.task for config in configs), data_dir)
     if problems:
         raise DataError("\n".join(problems))
 
 
 def data_problems(tasks: Iterable[TaskConfig], data_dir: Path | str | None) -> list[str]:
-    """What is missing, and how to prepare it."""
+    """A message for each task that is not prepared, with the command that prepares it."""
     problems = []
     for task in tasks:
         try:
@@ -142,8 +153,8 @@ def run_of(config: RunConfig, runs_dir: Path) -> Run:
     return Run(runs_dir / config.run_name())
 
 
-def settled(config: RunConfig, runs_dir: Path) -> Outcome | None:
-    """The outcome of a run that is not to be trained here and now; nothing for one that is."""
+def existing_outcome(config: RunConfig, runs_dir: Path) -> Outcome | None:
+    """The outcome of a run that is finished, damaged or trained elsewhere; None for a run to train now."""
     run = run_of(config, runs_dir)
     if not run.folder.exists():
         return None
@@ -155,32 +166,23 @@ def settled(config: RunConfig, runs_dir: Path) -> Outcome | None:
         return Outcome(config, Ending.WAS_FINISHED, result)
     state = run.state
     if state.state == "running":
-        reason = f"process {state.pid} on {state.host} trains it; if not: skyformer train --resume {run.folder}"
+        reason = (
+            f"process {state.pid} on {state.host} is training it; if that process no longer exists, run "
+            f"skyformer train --resume {run.folder}"
+        )
         return Outcome(config, Ending.ELSEWHERE, reason=reason)
     return None
 
 
-def step_of(config: RunConfig, runs_dir: Path) -> int:
-    """How far a run has come, as far as its folder tells."""
+def stored_state(config: RunConfig, runs_dir: Path) -> RunState | None:
+    """What the run's folder says about its progress, without checking that its process exists."""
     with suppress(SkyformerError, OSError):
-        return run_of(config, runs_dir).stored_state().step
-    return 0
-
-
-def is_running(config: RunConfig, runs_dir: Path) -> bool:
-    """Whether a run's folder says that it is being trained, be it true or not."""
-    with suppress(SkyformerError, OSError):
-        return run_of(config, runs_dir).stored_state().state == "running"
-    return False
-
-
-def stopped(outcomes: Sequence[Outcome], total: int) -> str:
-    """What to say of a sweep that was told to stop."""
-    return f"{sum(outcome.good for outcome in outcomes)} of {total} runs are done; stopped"
+        return run_of(config, runs_dir).stored_state()
+    return None
 
 
 def with_threads(config: RunConfig, threads: int) -> RunConfig:
-    """The config with this many threads, unless it says itself how many."""
+    """The config with this number of threads, unless it sets one itself."""
     if config.hardware.threads is not None:
         return config
     return config.replace(hardware=config.hardware.replace(threads=threads))
@@ -198,87 +200,152 @@ def sweep(
     data_dir: Path | str | None = None,
     jobs: int = 1,
     retries: int = DEFAULT_RETRIES,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Train what is not finished, `jobs` runs at a time, each in a process of its own.
+    """Train all runs that are not finished, `jobs` at a time, each in its own process on this machine.
+
+    A run that fails does not stop the others. Ctrl-C or SIGTERM is passed on to the runs, which save and exit; then
+    `InterruptedRunError` is raised.
 
     Args:
-        configs: from `plan`. runs_dir, data_dir: as for `train`.
-        jobs: runs at a time; the cores are divided among them.
-        retries: how often a run whose process died is started again, from its last checkpoint.
-        watcher: is told what happens.
+        configs: from `plan`.
+        runs_dir, data_dir: as in `train`.
+        jobs: runs at the same time; they share the cores.
+        retries: how often a run whose process died is started again from its last checkpoint.
+        progress: where to show progress.
 
-    A run that fails does not stop the others. Ctrl-C or SIGTERM is passed on to the runs, which save and end; then it
-    is an `InterruptedRunError` here.
+    Returns:
+        One outcome per run, in the order in which they ended.
     """
-    if jobs < 1 or retries < 0:
-        raise InputError(f"jobs must be at least 1 and retries at least 0; got {jobs} and {retries}")
+    loop = Sweep(runs_dir_or_default(runs_dir), jobs, retries, progress)
     check_data(configs, data_dir)
-    root = runs_dir_or_default(runs_dir)
-    return _LocalSweep(root, data_dir, jobs, retries, watcher or Silent()).run(configs)
+    return loop.run(configs, LocalExecutor(loop.runs_dir, data_dir, jobs))
 
 
-@dataclass(frozen=True)
-class _Child:
-    """A process that trains one run."""
+@dataclass
+class _Active:
+    """A run in training or in the executor's queue."""
 
     config: RunConfig
-    process: subprocess.Popen[bytes]
     retries: int
-
-    def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            # Beyond the process itself there may be some that load its data.
-            os.killpg(self.process.pid, number) if number == signal.SIGKILL else self.process.send_signal(number)
+    shown: bool = False
 
 
-class _LocalSweep:
-    """Runs on this machine."""
+class Sweep:
+    """The loop of every sweep: start runs, retry those whose process died, stop on a signal, report progress."""
 
-    def __init__(self, runs_dir: Path, data_dir: Path | str | None, jobs: int, retries: int, watcher: Watcher) -> None:
-        self._runs_dir, self._data_dir, self._jobs, self._retries = runs_dir, data_dir, jobs, retries
-        self._watcher = watcher
-        self._threads = max(1, available_cores() // jobs)
-        self._children: list[_Child] = []
+    def __init__(self, runs_dir: Path, jobs: int | None, retries: int, progress: Progress | None) -> None:
+        check_at_least("jobs", 1 if jobs is None else jobs, 1)
+        check_at_least("retries", retries, 0)
+        self.runs_dir = runs_dir
+        self._jobs, self._retries = jobs, retries
+        self._progress = progress or Silent()
         self._outcomes: list[Outcome] = []
+        self._active: dict[str, _Active] = {}
 
-    def run(self, configs: Sequence[RunConfig]) -> list[Outcome]:
+    def run(self, configs: Sequence[RunConfig], executor: Executor) -> list[Outcome]:
         waiting = deque(configs)
-        told = looked = 0.0
-        with StopSignals(ADVICE) as signals:
+        self._total = len(configs)
+        self._progress.begin(_RUNS, total=self._total)
+        stopped_at = shown_at = 0.0
+        with StopSignals("run the same command again to resume") as signals:
             try:
-                while self._children or (waiting and signals.received is None):
+                while self._active or (waiting and signals.received is None):
                     if signals.received is None:
-                        self._fill(waiting)
-                    elif not told:
-                        told = time.monotonic()
-                        self._tell(signals.received)
-                    self._gather(stopping=signals.received is not None)
-                    if time.monotonic() - looked > PROGRESS_SECONDS:
-                        looked = time.monotonic()
-                        self._look()
-                    time.sleep(_GATHER_SECONDS if self._children else 0)
+                        self._fill(waiting, executor)
+                    elif not stopped_at:
+                        stopped_at = time.monotonic()
+                        executor.interrupt(signals.received)
+                    elif time.monotonic() - stopped_at > executor.save_seconds:
+                        break
+                    for outcome in list(executor.collect()):
+                        self._take(outcome, executor, stopping=signals.received is not None)
+                    if time.monotonic() - shown_at > PROGRESS_SECONDS:
+                        shown_at = time.monotonic()
+                        self._show_steps()
             finally:
-                self._kill()
+                executor.kill()
         if signals.received is not None:
-            raise signals.error(stopped(self._outcomes, len(configs)))
+            done = sum(outcome.good for outcome in self._outcomes)
+            raise signals.error(f"{done} of {self._total} runs are done; stopped")
         return self._outcomes
 
-    def _fill(self, waiting: deque[RunConfig]) -> None:
-        while waiting and len(self._children) < self._jobs:
+    def _fill(self, waiting: deque[RunConfig], executor: Executor) -> None:
+        while waiting and (self._jobs is None or len(self._active) < self._jobs):
             config = waiting.popleft()
-            outcome = settled(config, self._runs_dir)
+            outcome = existing_outcome(config, self.runs_dir)
             if outcome is not None:
                 self._end(outcome)
                 continue
-            self._watcher.started(config, step_of(config, self._runs_dir))
-            self._start(config, self._retries)
+            run = self._active[config.run_name()] = _Active(config, self._retries)
+            if not executor.queues:
+                self._show(run, stored_state(config, self.runs_dir))
+            executor.start(config)
 
-    def _start(self, config: RunConfig, retries: int) -> None:
-        log = self._backstage(config, "log")
+    def _take(self, outcome: Outcome, executor: Executor, *, stopping: bool) -> None:
+        config = outcome.config
+        run = self._active[config.run_name()]
+        # A process may die after it has written its result.
+        found = existing_outcome(config, self.runs_dir) if outcome.result is None else None
+        if found is not None and found.result is not None:
+            outcome = Outcome(config, Ending.FINISHED, found.result)
+        elif stopping and outcome.result is None:
+            outcome = Outcome(config, Ending.INTERRUPTED, reason=STOPPED)
+        if outcome.died and run.retries:
+            run.retries -= 1
+            self._progress.note(f"{_describe(config)}: starting again, because {outcome.reason}")
+            executor.start(config)
+        else:
+            del self._active[config.run_name()]
+            self._end(outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        if outcome.good:
+            for suffix in ("log", "yaml"):
+                sweep_file(outcome.config, self.runs_dir, suffix).unlink(missing_ok=True)
+        self._outcomes.append(outcome)
+        self._progress.end(_describe(outcome.config))
+        self._progress.update(_RUNS, done=len(self._outcomes))
+        self._progress.note(f"[{len(self._outcomes)}/{self._total}] {_describe(outcome.config)}: {outcome}")
+
+    def _show_steps(self) -> None:
+        for run in self._active.values():
+            state = stored_state(run.config, self.runs_dir)
+            if not run.shown and state is not None and state.state == "running":
+                self._show(run, state)
+            if run.shown and state is not None:
+                self._progress.update(_describe(run.config), done=state.step)
+
+    def _show(self, run: _Active, state: RunState | None) -> None:
+        run.shown = True
+        self._progress.begin(_describe(run.config), total=run.config.loop.steps, done=state.step if state else 0)
+
+
+def _describe(config: RunConfig) -> str:
+    return f"{config.task.name} {config.model.attention} seed {config.seed}"
+
+
+def sweep_file(config: RunConfig, runs_dir: Path, suffix: str) -> Path:
+    """Where a sweep stores the config or the output of a run's process."""
+    return runs_dir / SWEEP_FOLDER / f"{config.run_name()}.{suffix}"
+
+
+class LocalExecutor:
+    """Runs `skyformer train` in processes on this machine."""
+
+    queues = False
+    save_seconds = float("inf")
+
+    def __init__(self, runs_dir: Path, data_dir: Path | str | None, jobs: int) -> None:
+        self._runs_dir, self._data_dir = runs_dir, data_dir
+        self._threads = max(1, available_cores() // jobs) if jobs > 1 else None
+        self._processes: list[tuple[RunConfig, subprocess.Popen[bytes]]] = []
+
+    def start(self, config: RunConfig) -> None:
+        log = sweep_file(config, self._runs_dir, "log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
-            # In a session of its own a run gets Ctrl-C from here alone, and once.
+            # In a session of its own, a run receives Ctrl-C only from `interrupt`, and only once.
             process = subprocess.Popen(
                 self._command(config),
                 stdin=subprocess.DEVNULL,
@@ -287,76 +354,56 @@ class _LocalSweep:
                 env=self._environment(),
                 start_new_session=True,
             )
-        self._children.append(_Child(config, process, retries))
+        self._processes.append((config, process))
 
     def _command(self, config: RunConfig) -> list[str]:
         run = run_of(config, self._runs_dir)
         if run.folder.exists():
             what = ["--resume", str(run.folder)]
         else:
-            file = self._backstage(config, "yaml")
-            write_atomic(file, to_yaml(with_threads(config, self._threads) if self._jobs > 1 else config))
+            file = sweep_file(config, self._runs_dir, "yaml")
+            write_atomic(file, to_yaml(config if self._threads is None else with_threads(config, self._threads)))
             what = ["--config", str(file), "--runs-dir", str(self._runs_dir)]
         data = [] if self._data_dir is None else ["--data-dir", str(self._data_dir)]
         return [*SKYFORMER, "train", *what, *data, "--no-progress"]
 
     def _environment(self) -> dict[str, str]:
-        """Divides the cores also for a run that was begun when it had them all."""
-        threads = {} if self._jobs == 1 else {"OMP_NUM_THREADS": str(self._threads)}
+        """Limits the threads also of a resumed run, whose config may have been written for all cores."""
+        threads = {} if self._threads is None else {"OMP_NUM_THREADS": str(self._threads)}
         return threads | dict(os.environ)
 
-    def _backstage(self, config: RunConfig, ending: str) -> Path:
-        return self._runs_dir / BACKSTAGE / f"{config.run_name()}.{ending}"
+    def collect(self) -> list[Outcome]:
+        ended = [(config, process) for config, process in self._processes if process.poll() is not None]
+        self._processes = [each for each in self._processes if each not in ended]
+        if self._processes and not ended:
+            time.sleep(_POLL_SECONDS)
+        return [self._outcome(config, process.returncode) for config, process in ended]
 
-    def _gather(self, *, stopping: bool) -> None:
-        for child in list(self._children):
-            code = child.process.poll()
-            if code is None:
-                continue
-            self._children.remove(child)
-            outcome = self._outcome(child, code, stopping)
-            if outcome.ending is Ending.FAILED and code < 0 and child.retries:
-                self._watcher.restarted(child.config, outcome.reason)
-                self._start(child.config, child.retries - 1)
-            else:
-                self._end(outcome)
-
-    def _outcome(self, child: _Child, code: int, stopping: bool) -> Outcome:
-        found = settled(child.config, self._runs_dir)
-        if found is not None and found.result is not None:
-            return Outcome(child.config, Ending.FINISHED, found.result)
-        if stopping or code in _STOPPED_CODES:
-            return Outcome(child.config, Ending.INTERRUPTED, reason=STOPPED)
+    def _outcome(self, config: RunConfig, code: int) -> Outcome:
+        log = sweep_file(config, self._runs_dir, "log")
+        if code < 0:
+            reason = f"its process was killed by {_signal_name(-code)}; its output is in {log}"
+            return Outcome(config, Ending.FAILED, reason=reason, died=True)
+        if code in _STOPPED_CODES:
+            return Outcome(config, Ending.INTERRUPTED, reason=STOPPED)
+        found = existing_outcome(config, self._runs_dir)
         if found is not None and found.ending is Ending.ELSEWHERE:
             return found
-        return Outcome(child.config, Ending.FAILED, reason=self._reason(child, code))
+        reason = f"{_last_line(log) or f'exit code {code}'}; its output is in {log}"
+        return Outcome(config, Ending.FAILED, reason=reason)
 
-    def _reason(self, child: _Child, code: int) -> str:
-        log = self._backstage(child.config, "log")
-        if code < 0:
-            return f"its process was ended by {_signal_name(-code)}; its output is in {log}"
-        return f"{_last_line(log) or f'exit code {code}'}; its output is in {log}"
+    def interrupt(self, number: signal.Signals) -> None:
+        for _, process in self._processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
 
-    def _end(self, outcome: Outcome) -> None:
-        if outcome.good:
-            for ending in ("log", "yaml"):
-                self._backstage(outcome.config, ending).unlink(missing_ok=True)
-        self._outcomes.append(outcome)
-        self._watcher.ended(outcome)
-
-    def _look(self) -> None:
-        for child in self._children:
-            self._watcher.progressed(child.config, step_of(child.config, self._runs_dir))
-
-    def _tell(self, number: signal.Signals) -> None:
-        for child in self._children:
-            child.send(number)
-
-    def _kill(self) -> None:
-        """There are children left only after a second signal, or an error here; a run survives that."""
-        for child in self._children:
-            child.send(signal.SIGKILL)
-            child.process.wait()
+    def kill(self) -> None:
+        """Processes are left only after a second signal or an error; their runs can be resumed."""
+        for _, process in self._processes:
+            with suppress(ProcessLookupError):
+                # The whole group: there may be processes that load the data.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _signal_name(number: int) -> str:
@@ -366,9 +413,9 @@ def _signal_name(number: int) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """What a process said last, which is its error."""
+    """The last line that a process printed, which is its error."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1].removeprefix("error: ") if said else ""
+    printed = [line.strip() for line in lines if line.strip()]
+    return printed[-1].removeprefix("error: ") if printed else ""

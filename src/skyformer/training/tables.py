@@ -1,38 +1,34 @@
-"""Runs as tables in a terminal: all of them one by one, or seeds averaged in the layout of the paper's Table 1."""
+"""Tables of runs: one run per row, or means over seeds in the layout of the paper's Table 1; CSV and JSON of both."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from skyformer.report.paper import ACCURACY, ACCURACY_BLOCKS, TASK_TITLES, PaperAccuracy
-from skyformer.report.tables import NOTHING, duration, percent
-from skyformer.training.collect import Cell, RunRow, Summary
+from skyformer.report.tables import NOTHING, Table, as_csv, duration, percent
+from skyformer.training.collect import RunRow, SeedMean, Summary
 
 AVERAGE = "AVG"
+MEAN_COLUMNS = (
+    *("preset", "changes", "note", "as_in_paper", "task", "attention", "options"),
+    *("count", "mean", "spread", "paper", "seeds", "accuracies", "runs"),
+)
+"""Attributes of `SeedMean` in CSV and JSON."""
 
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
-    """Every run in a line; `run_remarks` belong below it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    table.add_column("run", overflow="fold", min_width=16)
-    table.add_column("state", no_wrap=True)
-    for title in ("step", "dev %", "test %", "time"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("preset", min_width=9)
-    for row in rows:
-        table.add_row(*map(Text, _run_cells(row)))
-    return table
+    """One row per run; the note has the reasons of failures, changed settings and how presets differ from the paper."""
+    header = ["run", "state", "step", "dev %", "test %", "time", "preset"]
+    return Table("", header, [_run_cells(row) for row in rows], "\n".join(_run_remarks(rows)))
 
 
-def _run_cells(row: RunRow) -> tuple[str, ...]:
+def _run_cells(row: RunRow) -> list[str]:
     step = NOTHING if row.step is None else f"{row.step:,}/{row.steps:,}"
-    numbers = (percent(row.dev_accuracy), percent(row.test_accuracy), duration(row.seconds))
-    return (row.name, row.state, step, *numbers, _preset_mark(row))
+    numbers = [percent(row.dev_accuracy), percent(row.test_accuracy), duration(row.seconds)]
+    return [row.name, row.state, step, *numbers, _preset_mark(row)]
 
 
 def _preset_mark(row: RunRow) -> str:
@@ -42,29 +38,28 @@ def _preset_mark(row: RunRow) -> str:
     return f"{row.preset} ({', '.join(marks)})" if marks else row.preset
 
 
-def run_remarks(rows: Sequence[RunRow]) -> list[str]:
-    """Why runs failed, what was changed in them, and how their presets depart from the paper."""
-    wrong = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
+def _run_remarks(rows: Sequence[RunRow]) -> list[str]:
+    reasons = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
     changed: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         for settings in (row.changes, row.options):
             changed.setdefault(settings, []).append(row.name)
-    changes = [f"changed in {_some(names)}: {', '.join(key)}" for key, names in changed.items() if key]
+    changes = [f"changed in {_first_and_count(names)}: {', '.join(key)}" for key, names in changed.items() if key]
     notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
-    return [*wrong, *changes, *notes]
+    return [*reasons, *changes, *notes]
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_and_count(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One attention, with the options it was changed by, and its cells by task."""
+class _Row:
+    """One attention with its changed options, and its means by task."""
 
     attention: str
     options: tuple[str, ...]
-    cells: dict[str, Cell]
+    means: dict[str, SeedMean]
 
     @property
     def title(self) -> str:
@@ -75,95 +70,116 @@ class Line:
     def paper(self) -> PaperAccuracy | None:
         return ACCURACY.get(self.attention)
 
-    def average(self, tasks: Sequence[str]) -> float | None:
-        """The average of our means, if there is one for every task."""
-        if not all(task in self.cells for task in tasks):
-            return None
-        return sum(self.cells[task].mean for task in tasks) / len(tasks)
+    def ours(self, tasks: Sequence[str], *, show_counts: bool) -> list[str]:
+        """Mean and spread for each task, then the average if there are several tasks and a mean for each."""
+        cells = [_mean_and_spread(self.means.get(task), show_counts) for task in tasks]
+        known = [self.means[task].mean for task in tasks if task in self.means]
+        average = sum(known) / len(tasks) if len(known) == len(tasks) else None
+        return cells + [percent(average)] * (len(tasks) > 1)
+
+    def papers(self, tasks: Sequence[str]) -> list[str]:
+        """The paper's accuracy for each task, then its average over the same tasks."""
+        if self.paper is None:
+            return [NOTHING] * (len(tasks) + (len(tasks) > 1))
+        numbers = [self.paper.on(task) for task in tasks] + [self.paper.average(tasks)] * (len(tasks) > 1)
+        return [f"{number:.2f}" for number in numbers]
 
 
-class PaperLayout:
-    """A summary arranged as Table 1: a line an attention, in the paper's blocks, and a column a task."""
-
-    def __init__(self, summary: Summary, tasks: Collection[str] = (), attentions: Collection[str] = ()) -> None:
-        shown = set(tasks) or {row.task for row in summary.rows if row.task is not None}
-        self.summary = summary
-        self.tasks = [task for task in TASK_TITLES if task in shown]
-        self.has_average = len(self.tasks) > 1
-        self.titles = [TASK_TITLES[task] for task in self.tasks] + [AVERAGE] * self.has_average
-        self.counts = {len(cell.rows) for cell in summary.cells}
-        blocks = [[line for name in block for line in self._lines(name)] for block in self._blocks(attentions)]
-        self.blocks = [block for block in blocks if block]
-
-    def _blocks(self, attentions: Collection[str]) -> list[list[str]]:
-        blocks = [[row.attention for row in block] for block in ACCURACY_BLOCKS]
-        blocks.append(sorted({cell.attention for cell in self.summary.cells} - set(ACCURACY)))
-        return [[name for name in block if not attentions or name in attentions] for block in blocks]
-
-    def _lines(self, attention: str) -> list[Line]:
-        """A line for each choice of options; without any run, one for the paper's numbers."""
-        found: dict[tuple[str, ...], dict[str, Cell]] = {}
-        for cell in self.summary.cells:
-            if cell.attention == attention:
-                found.setdefault(cell.options, {})[cell.task] = cell
-        return [Line(attention, options, found[options]) for options in sorted(found)] or [Line(attention, (), {})]
-
-    def ours(self, line: Line) -> list[str]:
-        """Mean and spread for each column."""
-        cells = [self._mean_and_spread(line.cells.get(task)) for task in self.tasks]
-        return cells + [percent(line.average(self.tasks))] * self.has_average
-
-    def _mean_and_spread(self, cell: Cell | None) -> str:
-        if cell is None:
-            return NOTHING
-        spread = "" if cell.spread is None else f"±{percent(cell.spread)}"
-        count = f" [{len(cell.rows)}]" if len(self.counts) > 1 else ""
-        return f"{percent(cell.mean)}{spread}{count}"
-
-    def papers(self, line: Line) -> list[str]:
-        """The paper's number for each column; its average is over the same tasks."""
-        if line.paper is None:
-            return [NOTHING] * len(self.titles)
-        numbers = [line.paper.on(task) for task in self.tasks]
-        return [f"{number:.2f}" for number in numbers + [line.paper.average(self.tasks)] * self.has_average]
-
-    @property
-    def title(self) -> str:
-        return f"Test accuracy in %, {describe(self.summary)}"
-
-    def remarks(self) -> list[str]:
-        """What the numbers must be read with."""
-        average = "; AVG is over the tasks shown" if self.has_average else ""
-        notes = [f"{task} is {note}" for task, note in self.summary.notes]
-        left_out = [f"{row.name} ({row.state})" for row in self.summary.left_out]
-        return [self._meaning() + average, *notes] + [f"not counted: {', '.join(left_out)}"] * bool(left_out)
-
-    def _meaning(self) -> str:
-        if not self.counts:
-            return "no run is finished"
-        if len(self.counts) > 1:
-            return "mean ± sample standard deviation over seeds [number of seeds]"
-        (count,) = self.counts
-        return "one seed each" if count == 1 else f"mean ± sample standard deviation over {count} seeds"
+def _mean_and_spread(mean: SeedMean | None, show_counts: bool) -> str:
+    if mean is None:
+        return NOTHING
+    spread = "" if mean.spread is None else f"±{percent(mean.spread)}"
+    count = f" [{mean.count}]" if show_counts else ""
+    return f"{percent(mean.mean)}{spread}{count}"
 
 
-def describe(summary: Summary) -> str:
-    """The setting in a few words; one that is not the paper's says so."""
-    reduced = " (reduced)" if summary.notes else ""
-    changes = f" with {', '.join(summary.changes)}" if summary.changes else ""
-    warning = "" if summary.as_in_paper else "; NOT THE PAPER'S SETTING"
-    return f"preset {summary.preset}{reduced}{changes}{warning}"
+def summary_table(
+    summary: Summary, tasks: Collection[str] = (), attentions: Collection[str] = (), *, paper_columns: bool = False
+) -> Table:
+    """A summary as Table 1: one row per attention, in the paper's blocks, and one column per task.
+
+    Args:
+        tasks, attentions: which columns and rows to show; all with runs, and all of the paper, if empty.
+        paper_columns: put the paper's accuracies into their own columns instead of brackets.
+    """
+    shown = [task for task in TASK_TITLES if task in (tasks or summary.tasks)]
+    titles = [TASK_TITLES[task] for task in shown] + [AVERAGE] * (len(shown) > 1)
+    blocks = _blocks(summary, attentions)
+    counts = {mean.count for mean in summary.means}
+    rows = []
+    for row in (row for block in blocks for row in block):
+        pairs = list(zip(row.ours(shown, show_counts=len(counts) > 1), row.papers(shown), strict=True))
+        in_brackets = [f"{ours} ({paper})" for ours, paper in pairs]
+        rows.append([row.title, *([cell for pair in pairs for cell in pair] if paper_columns else in_brackets)])
+    starts = [sum(map(len, blocks[:number])) for number in range(1, len(blocks))]
+    note = "\n".join(_summary_remarks(summary, counts, averaged=len(shown) > 1, in_brackets=not paper_columns))
+    header = ["attention", *(["ours", "paper"] * len(titles) if paper_columns else titles)]
+    groups = [("", 1), *((title, 2) for title in titles)] if paper_columns else ()
+    return Table(f"Test accuracy in %, {summary}", header, rows, note, groups, starts)
 
 
-def summary_table(layout: PaperLayout) -> Table:
-    """Ours, and the paper's in brackets; the layout's title belongs above it, its remarks below."""
-    table = Table()
-    table.add_column("attention", overflow="fold", min_width=14)
-    for title in layout.titles:
-        table.add_column(title, justify="right")
-    for block in layout.blocks:
-        table.add_section()
-        for line in block:
-            pairs = zip(layout.ours(line), layout.papers(line), strict=True)
-            table.add_row(Text(line.title), *(Text(f"{ours} ({paper})") for ours, paper in pairs))
-    return table
+def _blocks(summary: Summary, attentions: Collection[str]) -> list[list[_Row]]:
+    """The paper's blocks of attentions, then those that are not in the paper."""
+    names = [[row.attention for row in block] for block in ACCURACY_BLOCKS]
+    names.append(sorted({mean.attention for mean in summary.means} - set(ACCURACY)))
+    blocks = [
+        [row for name in block if not attentions or name in attentions for row in _rows(summary, name)]
+        for block in names
+    ]
+    return [block for block in blocks if block]
+
+
+def _rows(summary: Summary, attention: str) -> list[_Row]:
+    """One row for each choice of options; without any run, one for the paper's accuracies."""
+    found: dict[tuple[str, ...], dict[str, SeedMean]] = {}
+    for mean in summary.means:
+        if mean.attention == attention:
+            found.setdefault(mean.options, {})[mean.task] = mean
+    return [_Row(attention, options, found[options]) for options in sorted(found)] or [_Row(attention, (), {})]
+
+
+def _summary_remarks(summary: Summary, counts: Collection[int], *, averaged: bool, in_brackets: bool) -> list[str]:
+    remarks = ["The paper's accuracy is in brackets."] * in_brackets
+    remarks.append(_meaning(counts) + ("; AVG is the average over the tasks shown." if averaged else "."))
+    remarks += [f"{task} is {note}." for task, note in summary.notes]
+    left_out = [f"{row.name} ({row.state})" for row in summary.left_out]
+    return remarks + [f"Not counted: {', '.join(left_out)}."] * bool(left_out)
+
+
+def _meaning(counts: Collection[int]) -> str:
+    if not counts:
+        return "No run is finished"
+    if len(counts) > 1:
+        return "Mean ± sample standard deviation over seeds [number of seeds]"
+    (count,) = counts
+    return "One seed each" if count == 1 else f"Mean ± sample standard deviation over {count} seeds"
+
+
+def runs_csv(rows: Sequence[RunRow]) -> str:
+    """One line per run."""
+    return _csv([field.name for field in fields(RunRow)], rows)
+
+
+def means_csv(summaries: Sequence[Summary]) -> str:
+    """One line per mean over seeds."""
+    return _csv(MEAN_COLUMNS, [mean for summary in summaries for mean in summary.means])
+
+
+def _csv(columns: Sequence[str], records: Sequence[RunRow] | Sequence[SeedMean]) -> str:
+    return as_csv(Table("", columns, [[_csv_cell(getattr(each, name)) for name in columns] for each in records]))
+
+
+def _csv_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def as_json(rows: Sequence[RunRow], summaries: Sequence[Summary]) -> str:
+    """All runs and all means in one document."""
+    means = [mean for summary in summaries for mean in summary.means]
+    document = {
+        "runs": [asdict(row) for row in rows],
+        "means": [{name: getattr(mean, name) for name in MEAN_COLUMNS} for mean in means],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)

@@ -1,7 +1,7 @@
-"""Pretends to be `skyformer train`, in a moment: does to a run's folder what it is ordered to. Standard library only.
+"""A fake of `skyformer train` that ends at once, as ordered. Standard library only, so that it starts quickly.
 
-`orders.json` in the folder of runs says what to do with each run, attempt by attempt; `library/` there has the finished
-runs. Every call is a line of `calls.txt`: the run, what was asked for, and the threads it was given.
+`orders.json` in the folder of runs lists for each run what each of its processes does; `library/` has the finished
+runs. Every call appends a line to `calls.txt`: the run, the option, and the threads it was given.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ def main() -> None:
         calls.write(f"{name} {how} {','.join(threads)} {os.environ.get('OMP_NUM_THREADS')}\n")
     attempt = sum(line.startswith(f"{name} ") for line in (root / "calls.txt").read_text().splitlines())
     orders = json.loads((root / "orders.json").read_text()).get(name, ["finish"])
-    {"finish": finish, "fail": fail, "die": die, "obey": obey, "defy": defy}[orders[min(attempt, len(orders)) - 1]](
-        root, name
-    )
+    order = orders[min(attempt, len(orders)) - 1]
+    {"finish": finish, "fail": fail, "die": die, "obey": obey, "defy": defy}[order](root, name)
 
 
 def finish(root: Path, name: str) -> None:
-    """The whole folder in one step, over what may be there."""
+    """Replace the folder by the finished one in one step."""
     draft = root / f".{name}"
     shutil.copytree(root / "library" / name, draft)
     shutil.rmtree(root / name, ignore_errors=True)
@@ -46,7 +45,7 @@ def begin(root: Path, name: str) -> None:
     (root / name / "result.json").unlink()
     state = json.loads((root / name / "state.json").read_text())
     state |= {"state": "running", "step": 7, "pid": os.getpid(), "host": platform.node()}
-    # In one step, for others read it meanwhile.
+    # In one step, because the sweep reads it at the same time.
     (root / name / "state.new").write_text(json.dumps(state))
     (root / name / "state.new").replace(root / name / "state.json")
 
@@ -62,7 +61,7 @@ def die(root: Path, name: str) -> None:
 
 
 def obey(root: Path, name: str) -> None:
-    """Train for ever, and stop when told."""
+    """Train until a signal comes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     begin(root, name)
@@ -70,7 +69,7 @@ def obey(root: Path, name: str) -> None:
 
 
 def defy(root: Path, name: str) -> None:
-    """Train for ever, and do not listen."""
+    """Train and ignore signals."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     begin(root, name)
