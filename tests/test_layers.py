@@ -125,6 +125,55 @@ def test_import_loads_no_optional_dependency() -> None:
     assert imported.isdisjoint(HEAVY)
 
 
+def test_public_names_are_there_and_nothing_else() -> None:
+    assert dir(skyformer) == sorted([*skyformer.__all__, "__version__"])
+    assert {"ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder"} < set(skyformer.__all__)
+    assert all(getattr(skyformer, name).__name__ == name for name in skyformer.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'SequenceClasifier'"):
+        skyformer.SequenceClasifier  # noqa: B018
+
+
+HIDE = """
+import importlib.abc, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def test_without_pydantic_everything_but_the_models_works() -> None:
+    attempt = """
+import inspect, skyformer
+from skyformer import *
+inspect.getmembers(skyformer)
+build_attention("skyformer", 2, 8)
+load, enter = lambda **_: SkyformerEncoder.from_pretrained("folder"), lambda **_: __import__("skyformer.model")
+for use in (SequenceClassifier, load, enter):
+    try:
+        use(vocab_size=4, max_length=8)
+    except skyformer.errors.MissingExtraError as missing:
+        print(missing)
+"""
+    message = "'pydantic' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
+    assert fresh_interpreter(HIDE.format(package="pydantic") + attempt).splitlines() == [message] * 3
+
+
+def test_without_safetensors_models_work_but_cannot_be_saved() -> None:
+    attempt = """
+import skyformer, tempfile
+model = skyformer.SequenceClassifier(vocab_size=4, max_length=8, attention="softmax")
+try:
+    model.save_pretrained(tempfile.mkdtemp())
+except skyformer.errors.MissingExtraError as missing:
+    print(missing)
+"""
+    assert fresh_interpreter(HIDE.format(package="safetensors") + attempt).strip() == (
+        "'safetensors' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
+    )
+
+
 @pytest.mark.timing
 def test_import_is_quick() -> None:
     code = "import time, torch\nstart = time.perf_counter()\nimport skyformer\nprint(time.perf_counter() - start)"

@@ -5,20 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 from skyformer.attention import build_attention, list_attentions
 from skyformer.attention.multihead import MultiheadAttention
+from skyformer.errors import MissingExtraError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.landmarks import suggest_landmarks
 from skyformer.ops.products import kernel_product
 
 if TYPE_CHECKING:
-    from skyformer.model import ModelConfig as ModelConfig
-    from skyformer.model import PairClassifier as PairClassifier
-    from skyformer.model import SequenceClassifier as SequenceClassifier
-    from skyformer.model import SkyformerEncoder as SkyformerEncoder
+    from skyformer.model import ModelConfig, PairClassifier, SequenceClassifier, SkyformerEncoder
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ModelConfig",
     "MultiheadAttention",
+    "PairClassifier",
+    "SequenceClassifier",
+    "SkyformerEncoder",
     "build_attention",
     "kernel_product",
     "kernelized_attention",
@@ -28,15 +30,28 @@ __all__ = [
     "suggest_landmarks",
 ]
 
-_OF_THE_MODEL = ("ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder")
+_MODELS = ("ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder")
 
 
 def __getattr__(name: str) -> Any:
-    """The models, imported when first asked for: they need pydantic, the rest of the package needs torch alone."""
-    if name in _OF_THE_MODEL:
+    """The models, imported at first use: they need the extra `model`, everything else needs only torch."""
+    if name not in _MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         return getattr(import_module("skyformer.model"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except MissingExtraError as missing:
+        return _placeholder(name, missing)
+
+
+def _placeholder(name: str, missing: MissingExtraError) -> type:
+    """A class in place of a model that cannot be imported, so that `from skyformer import *` and `hasattr` work; using
+    it raises the error that names the missing package."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise missing
+
+    return type(name, (), {"__doc__": str(missing), "__init__": refuse, "from_pretrained": staticmethod(refuse)})
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_OF_THE_MODEL])
+    return sorted([*__all__, "__version__"])

@@ -7,7 +7,7 @@ file.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -67,7 +67,13 @@ class Settings(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as invalid:
-            raise _as_input_error(invalid, type(self)) from None
+            raise _as_input_error(invalid, type(self), settings) from None
+
+    @classmethod
+    def unknown_setting(cls, name: str) -> InputError:
+        """The error for a setting that does not exist; a subclass can give better advice."""
+        prefix = f"{cls.section}." if cls.section else ""
+        return unknown_setting(prefix + name, setting_names(cls, prefix))
 
     def replace(self, /, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
@@ -106,7 +112,7 @@ def _meant(name: str, own: str, known: Sequence[str]) -> str | None:
     return of_last_name[similar[0]] if similar else None
 
 
-def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError:
+def _as_input_error(invalid: ValidationError, cls: type[Settings], settings: Mapping[str, Any]) -> InputError:
     """Turn pydantic's errors into one sentence; an `InputError` that a validator raised is returned unchanged."""
     details = invalid.errors(include_url=False)
     own = details[0].get("ctx", {}).get("error")
@@ -116,17 +122,20 @@ def _as_input_error(invalid: ValidationError, cls: type[Settings]) -> InputError
     # A misspelt name is reported twice, as unknown and as missing; the first says more.
     for detail in details:
         if detail["type"] == "extra_forbidden":
-            return unknown_setting(prefix + str(detail["loc"][0]), setting_names(cls, prefix))
+            return cls.unknown_setting(str(detail["loc"][0]))
     by_name: dict[str, list[ErrorDetails]] = {}
     for detail in details:
-        by_name.setdefault(prefix + _name(detail), []).append(detail)
+        by_name.setdefault(prefix + _name(detail, settings), []).append(detail)
     return InputError("; ".join(_sentence(name, errors) for name, errors in by_name.items()))
 
 
-def _name(detail: ErrorDetails) -> str:
-    # Where a setting may be of two types, pydantic appends the type; only a place in a list belongs to the name.
+def _name(detail: ErrorDetails, settings: Mapping[str, Any]) -> str:
+    # Where a setting may be of two types, pydantic appends the type; only a place in a list or a dict belongs to the
+    # name.
     first, *inside = detail["loc"]
-    return ".".join([str(first), *(str(part) for part in inside if isinstance(part, int))])
+    given = settings.get(str(first))
+    keys = given if isinstance(given, dict) else {}
+    return ".".join([str(first), *(str(part) for part in inside if isinstance(part, int) or part in keys)])
 
 
 def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:

@@ -1,4 +1,4 @@
-"""The classifiers: padding, batch mates and black pixels change nothing that they should not."""
+"""The classifiers: shapes, padding, pooling, half precision, compilation and learning."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyformer import PairClassifier, SequenceClassifier
-from skyformer.attention import Promise, attention_class
 from skyformer.model.classifier import masked_mean
 from tests.model.small import ATTENTIONS, MAX_LENGTH, draw_mask, draw_tokens, small_config
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_logits(attention: str, batch: int) -> None:
-    model = SequenceClassifier(small_config(attention))
-    tokens, mask = draw_tokens(batch, 20), draw_mask(batch, 20)
-    assert model(tokens, mask).shape == (batch, 3)
-    pair = PairClassifier(small_config(attention))
-    assert pair(tokens, draw_tokens(batch, 7), mask, None).shape == (batch, 3)
+def test_logits_of_a_batch_with_a_fully_masked_example(attention: str) -> None:
+    tokens, mask = draw_tokens(3, 20), draw_mask(3, 20)
+    mask[2] = False
+    single, pair = SequenceClassifier(small_config(attention)), PairClassifier(small_config(attention))
+    for model, logits in ((single, single(tokens, mask)), (pair, pair(tokens, draw_tokens(3, 7), mask, None))):
+        assert logits.shape == (3, 3)
+        assert logits.isfinite().all()
+        logits.square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_keywords_build_what_a_config_builds() -> None:
@@ -35,44 +36,21 @@ def test_keywords_build_what_a_config_builds() -> None:
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("length", [3, 21])
-def test_padding_changes_nothing(attention: str, length: int) -> None:
-    if Promise.PADDING in attention_class(attention).cannot:
-        pytest.skip(attention_class(attention).cannot[Promise.PADDING])
+def test_neither_padding_nor_the_batch_changes_the_logits(attention: str) -> None:
     model = SequenceClassifier(small_config(attention)).double().eval()
-    tokens = draw_tokens(2, length)
-    padded = torch.cat([tokens, draw_tokens(2, MAX_LENGTH - length)], 1)
-    mask = (torch.arange(MAX_LENGTH) < length).expand(2, -1)
-    torch.testing.assert_close(model(padded, mask), model(tokens), rtol=1e-7, atol=1e-9)
+    lengths = [30, 21, 3]
+    tokens = draw_tokens(3, MAX_LENGTH)
+    together = model(tokens, torch.arange(MAX_LENGTH) < torch.tensor(lengths)[:, None])
+    for example, length in enumerate(lengths):
+        alone = model(tokens[example : example + 1, :length])
+        torch.testing.assert_close(together[example : example + 1], alone, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_batch_mates_change_nothing(attention: str) -> None:
-    if Promise.BATCH in attention_class(attention).cannot:
-        pytest.skip(attention_class(attention).cannot[Promise.BATCH])
-    model = SequenceClassifier(small_config(attention)).double().eval()
-    tokens, mask = draw_tokens(3, 30), torch.rand(3, 30) > 0.3
-    together = model(tokens, mask)
-    for b in range(3):
-        torch.testing.assert_close(model(tokens[b : b + 1], mask[b : b + 1])[0], together[b], rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_fully_masked_example_is_finite(attention: str) -> None:
-    model = SequenceClassifier(small_config(attention)).train()
-    mask = torch.ones(2, 15, dtype=torch.bool)
-    mask[1] = False
-    logits = model(draw_tokens(2, 15), mask)
-    assert logits.isfinite().all()
-    logits.square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
-def test_token_zero_is_a_token_like_any_other() -> None:
+def test_token_zero_is_not_padding() -> None:
     model = SequenceClassifier(small_config("softmax")).eval()
-    black = torch.zeros(1, 12, dtype=torch.int64)
-    assert not torch.allclose(model(black), model(black[:, :5]))
-    partly = black.clone()
+    zeros = torch.zeros(1, 12, dtype=torch.int64)
+    assert not torch.allclose(model(zeros), model(zeros[:, :5]))
+    partly = zeros.clone()
     partly[:, 6:] = 4
     model(partly).sum().backward()
     gradient = model.encoder.embeddings.token.grad
@@ -116,7 +94,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     assert logits.isfinite().all()
 
 
-# torch's tracer warns about its own doings.
+# torch's tracer warns about its own code.
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_agrees() -> None:
     torch._dynamo.reset()

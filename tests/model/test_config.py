@@ -1,4 +1,4 @@
-"""The config refuses what cannot be built, in a sentence that names the setting."""
+"""A config that cannot be built is an error that names the setting."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def test_defaults_are_the_papers() -> None:
     ("settings", "complaint"),
     [
         ({"dim": 63}, "dim must be a multiple of num_heads; got 63 and 2"),
-        ({"max_length": 0}, "max_length should be greater than or equal to 1; got 0"),
-        ({"vocab_size": -1}, "vocab_size should be"),
-        ({"num_layers": 0}, "num_layers should be"),
-        ({"dropout": 1.0}, "dropout should be less than 1; got 1.0"),
-        ({"dropout": -0.1}, "dropout should be greater than or equal to 0"),
-        ({"dropout": float("nan")}, "dropout should be a finite number"),
-        ({"dim": "64"}, "dim should be a valid integer; got '64'"),
-        ({"num_heads": True}, "num_heads should be a valid integer"),
+        ({"max_length": 0}, "max_length must be greater than or equal to 1; got 0"),
+        ({"vocab_size": -1}, "vocab_size must be"),
+        ({"num_layers": 0}, "num_layers must be"),
+        ({"dropout": 1.0}, "dropout must be less than 1; got 1.0"),
+        ({"dropout": -0.1}, "dropout must be greater than or equal to 0"),
+        ({"dropout": float("nan")}, "dropout must be a finite number"),
+        ({"dim": "64"}, "dim must be a valid integer; got '64'"),
+        ({"num_heads": True}, "num_heads must be a valid integer"),
         ({"attention_dropout": 0.1}, "attention_dropout must be 0 with 'skyformer' attention"),
         ({"attention_options": {"num_landmarks": 0}}, "num_landmarks must be an integer of at least 1"),
         ({"attention_options": {"max_length": 8}}, "the model's max_length decides it"),
         ({"attention_options": {"dropout": 0.1}}, "the model's attention_dropout decides it"),
         ({"attention_options": {"kernel": object()}}, "attention_options.kernel"),
-        ({"seed": -1}, "seed should be"),
-        ({"vocab_size": 2**70}, "vocab_size should be less than or equal to 2147483648; got"),
-        ({"num_classes": 2**63}, "num_classes should be less than or equal to 2147483648; got"),
-        ({"self": 1}, "unknown setting of ModelConfig 'self'"),
+        ({"seed": -1}, "seed must be"),
+        ({"vocab_size": 2**70}, "vocab_size must be less than or equal to 2147483648; got"),
+        ({"num_classes": 2**63}, "num_classes must be less than or equal to 2147483648; got"),
+        ({"self": 1}, "unknown setting 'self'"),
         (
             {"attention": "performer", "attention_options": {"num_features": 10**13}},
             "num_features must be an integer of at most 2147483648; got 10000000000000",
@@ -53,12 +53,12 @@ def test_defaults_are_the_papers() -> None:
         ),
         (
             {"attention": "linformer", "attention_options": {"num_features": 2**31}, "max_length": 2**31},
-            "attention_options do not suit 'linformer' attention",
+            "attention_options do not fit 'linformer' attention",
         ),
         ({"seed": 2**48 - 1, "num_layers": 2**31}, "seed * num_layers must be below"),
     ],
 )
-def test_contradictions_are_named(settings: dict[str, Any], complaint: str) -> None:
+def test_wrong_settings_are_named(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError) as caught:
         ModelConfig(**{**REQUIRED, **settings})
     assert complaint in str(caught.value)
@@ -68,23 +68,23 @@ def test_contradictions_are_named(settings: dict[str, Any], complaint: str) -> N
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"attention 'skyforme'; known: .*softmax.*Did you mean 'skyformer'"):
         ModelConfig(**REQUIRED, attention="skyforme")
-    with pytest.raises(UnknownNameError, match=r"option of attention 'skyformer' 'landmark'; known: .*num_landmarks"):
+    with pytest.raises(UnknownNameError, match=r"option for attention 'skyformer': 'landmark'; known: .*num_landmarks"):
         ModelConfig(**REQUIRED, attention_options={"landmark": 3})
-    with pytest.raises(UnknownNameError, match=r"setting of ModelConfig 'head'; known: .*num_heads"):
+    with pytest.raises(UnknownNameError, match=r"setting 'head'; known: .*num_heads"):
         ModelConfig(**REQUIRED, head=3)
 
 
-def test_an_option_of_an_attention_is_sent_to_its_place() -> None:
+def test_says_where_to_give_an_option_of_an_attention() -> None:
     with pytest.raises(InputError, match=r'attention_options=\{"num_landmarks": \.\.\.\}'):
         ModelConfig(vocab_size=4, max_length=8, num_landmarks=4)
 
 
-def test_every_missing_setting_is_told() -> None:
+def test_every_missing_setting_is_named() -> None:
     with pytest.raises(InputError, match="vocab_size is required; max_length is required"):
         ModelConfig()
 
 
-def test_a_config_stays_as_it_is_and_replace_checks_again() -> None:
+def test_a_config_is_frozen_and_replace_checks_again() -> None:
     config = ModelConfig(**REQUIRED)
     with pytest.raises(ValueError, match="frozen"):
         config.dim = 3  # type: ignore[misc]
@@ -101,18 +101,18 @@ def test_config_or_settings_but_not_both() -> None:
         SequenceClassifier(256)  # type: ignore[arg-type]
 
 
-def test_attention_dropout_reaches_the_mechanism() -> None:
+def test_attention_dropout_reaches_the_attention() -> None:
     model = SequenceClassifier(small_config("softmax", attention_dropout=0.25))
     assert [layer.attention.attention.dropout for layer in model.encoder.layers] == [0.25, 0.25]
 
 
-def test_making_a_config_draws_nothing() -> None:
+def test_a_config_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     small_config()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_layers_draw_from_streams_of_their_own() -> None:
+def test_each_layer_has_its_own_seed() -> None:
     seeds = {small_config(seed=seed).build_attention(layer).seed for seed in range(5) for layer in range(2)}
     assert len(seeds) == 10
 
@@ -130,7 +130,7 @@ def test_layers_draw_from_streams_of_their_own() -> None:
         },
     )
 )
-def test_a_config_is_whole_or_an_input_error(settings: dict[str, Any]) -> None:
+def test_a_config_is_valid_or_an_input_error(settings: dict[str, Any]) -> None:
     try:
         config = ModelConfig(**REQUIRED, **settings)
     except InputError:

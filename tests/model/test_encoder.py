@@ -1,4 +1,4 @@
-"""The encoder: what goes in, what comes out, and that models of one seed differ in their attention alone."""
+"""The encoder: inputs, outputs, parameters, and that models of one seed differ only in their attention."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.model.small import ATTENTIONS, MAX_LENGTH, VOCAB, draw_mask, draw_tok
 
 
 def own_parameters(encoder: SkyformerEncoder) -> dict[str, nn.Parameter]:
-    """All but those of the mechanisms."""
+    """All parameters except those of the attentions."""
     return {name: p for name, p in encoder.named_parameters() if ".attention.attention." not in name}
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 13), (3, MAX_LENGTH)])
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (3, MAX_LENGTH)])
 def test_shapes(attention: str, batch: int, length: int) -> None:
     encoder = SkyformerEncoder(small_config(attention))
     assert encoder(draw_tokens(batch, length)).shape == (batch, length, 16)
@@ -61,7 +61,7 @@ def test_embeddings_start_small() -> None:
     assert float(embeddings.position.detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
-def test_a_layer_is_what_it_says() -> None:
+def test_a_layer_agrees_with_torch() -> None:
     """Written out with torch's own multi-head attention."""
     encoder = SkyformerEncoder(small_config("softmax", num_layers=1)).double().eval()
     layer, tokens, mask = encoder.layers[0], draw_tokens(2, 9), draw_mask(2, 9)

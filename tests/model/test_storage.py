@@ -1,4 +1,4 @@
-"""Saving and loading: a round trip keeps everything, and a folder that is not what it claims to be is refused."""
+"""Saving and loading: a model is the same after loading, and a damaged folder is an error that names the file."""
 
 from __future__ import annotations
 
@@ -120,22 +120,31 @@ def test_an_interrupted_save_leaves_the_old_model(saved: Path, at: str, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("damage", "complaint"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), r"config\.json cannot be read: No such file"),
-        (lambda folder: (folder / "config.json").write_text('{"format": '), r"config\.json is not JSON"),
-        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), r"config\.json is not JSON"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"config\.json is not JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "does not describe a skyformer model"),
+        (lambda folder: (folder / "config.json").write_text('{"format": '), r"config\.json is damaged: it is not JSON"),
+        (
+            lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"),
+            r"config\.json is damaged: it is not UTF-8",
+        ),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), r"config\.json is damaged: it is not JSON"),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            r"config\.json is damaged: expected a JSON object, got list",
+        ),
         (lambda folder: edit(folder, format="bert"), "does not describe a skyformer model"),
-        (lambda folder: edit(folder, version=2), r"config\.json has format version 2; this skyformer reads version 1"),
+        (
+            lambda folder: edit(folder, version=2),
+            r"config\.json has format version 2; this version of skyformer reads only 1",
+        ),
         (lambda folder: edit(folder, version=True), r"config\.json has format version True"),
-        (lambda folder: edit_config(folder, self=1), r"config\.json holds a config .* 'self'"),
-        (lambda folder: edit_config(folder, vocab_size=2**70), r"config\.json holds a config .* vocab_size"),
-        (lambda folder: edit_config(folder, num_classes=2**63), r"config\.json holds a config .* num_classes"),
+        (lambda folder: edit_config(folder, self=1), r"config\.json has a config .* 'self'"),
+        (lambda folder: edit_config(folder, vocab_size=2**70), r"config\.json has a config .* vocab_size"),
+        (lambda folder: edit_config(folder, num_classes=2**63), r"config\.json has a config .* num_classes"),
         (
             lambda folder: edit_config(folder, attention="performer", attention_options={"num_features": 10**13}),
-            r"config\.json holds a config .* num_features must be",
+            r"config\.json has a config .* num_features must be",
         ),
         (
             lambda folder: edit_config(folder, attention="performer", attention_options={"num_features": 2**31}),
@@ -150,8 +159,8 @@ def test_an_interrupted_save_leaves_the_old_model(saved: Path, at: str, monkeypa
             lambda folder: edit(folder, model="PairClassifier"),
             "describes a 'PairClassifier', not a 'SequenceClassifier'",
         ),
-        (lambda folder: edit(folder, config=None), r"config\.json must have the model's settings"),
-        (lambda folder: edit(folder, config={"dim": 16}), r"config\.json holds a config .* vocab_size is required"),
+        (lambda folder: edit(folder, config=None), r"config\.json must have the settings of the model"),
+        (lambda folder: edit(folder, config={"dim": 16}), r"config\.json has a config .* vocab_size is required"),
         (lambda folder: edit(folder, weights_sha256="../../secret"), r"config\.json must have the SHA-256 sum"),
         (lambda folder: edit(folder, weights_sha256="0" * 64), r"weights-0{16}\.safetensors cannot be read"),
         (lambda folder: weights_file(folder).unlink(), r"weights-.*\.safetensors cannot be read"),
@@ -164,7 +173,7 @@ def test_an_interrupted_save_leaves_the_old_model(saved: Path, at: str, monkeypa
         (lambda folder: put_weights(folder, pickle.dumps({"a": 1})), "is not a safetensors file"),
         (
             lambda folder: put_weights(folder, safetensors.torch.save({"head.0.bias": torch.zeros(24)})),
-            r"config\.json promises 2 layers; the weights have 0",
+            r"config\.json describes 2 layers; the weights have 0",
         ),
         (
             lambda folder: put_weights(folder, without(weights_file(folder), "head.0.bias")),
@@ -172,14 +181,14 @@ def test_an_interrupted_save_leaves_the_old_model(saved: Path, at: str, monkeypa
         ),
     ],
 )
-def test_a_damaged_folder_is_refused(saved: Path, damage: Callable[[Path], Any], complaint: str) -> None:
+def test_a_damaged_folder_is_refused(saved: Path, damage: Callable[[Path], Any], message: str) -> None:
     damage(saved)
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(DataError, match=message):
         SequenceClassifier.from_pretrained(saved)
 
 
 @pytest.mark.parametrize("setting", ["vocab_size", "max_length", "dim", "hidden_dim", "num_classes"])
-def test_a_config_that_promises_too_much_takes_no_memory(saved: Path, setting: str) -> None:
+def test_a_config_that_asks_for_too_much_takes_no_memory(saved: Path, setting: str) -> None:
     config = json.loads((saved / "config.json").read_text())["config"]
     edit(saved, config={**config, setting: 10**9})
     with pytest.raises(DataError, match=r"safetensors holds .* of shape|cannot be built"):
@@ -189,7 +198,7 @@ def test_a_config_that_promises_too_much_takes_no_memory(saved: Path, setting: s
 def test_layers_that_are_not_there_are_not_built(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())["config"]
     edit(saved, config={**config, "num_layers": 10**9})
-    with pytest.raises(DataError, match=r"config\.json promises 1000000000 layers; the weights have 2"):
+    with pytest.raises(DataError, match=r"config\.json describes 1000000000 layers; the weights have 2"):
         SequenceClassifier.from_pretrained(saved)
 
 

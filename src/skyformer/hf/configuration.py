@@ -125,13 +125,13 @@ class SkyformerConfig(PreTrainedConfig):
         return ModelConfig(
             vocab_size=self.vocab_size,
             max_length=self.max_position_embeddings,
-            num_classes=self.num_labels,
+            num_classes=self.num_labels,  # type: ignore[arg-type]
             dim=self.hidden_size,
             hidden_dim=self.intermediate_size,
             num_layers=self.num_hidden_layers,
             num_heads=self.num_attention_heads,
             attention=self.attention,
-            attention_options=self.attention_options,
+            attention_options=self.attention_options or {},
             attention_dropout=self.attention_dropout,
             dropout=self.hidden_dropout_prob,
             seed=self.seed,

@@ -12,7 +12,7 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from skyformer.errors import InputError, ShapeError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
-from skyformer.model.encoder import random_numbers_of_its_own
+from skyformer.model.encoder import forked_random_stream
 
 
 class SkyformerEmbeddings(nn.Module):
@@ -106,7 +106,7 @@ class SkyformerSelfAttention(nn.Module):
         self.num_heads, self.dropout = config.num_attention_heads, config.attention_dropout
         self.scaling = (config.hidden_size // config.num_attention_heads) ** -0.5
         self.project_in = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        with random_numbers_of_its_own():
+        with forked_random_stream():
             self.mechanism = config.model_settings().build_attention(layer_idx)
         self.project_out = nn.Linear(config.hidden_size, config.hidden_size)
 

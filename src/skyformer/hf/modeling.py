@@ -24,7 +24,7 @@ from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
 from skyformer.model.classifier import masked_mean
-from skyformer.model.encoder import random_numbers_of_its_own
+from skyformer.model.encoder import forked_random_stream
 
 _ARGUMENTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
 _EXTRAS = ("output_hidden_states", "output_attentions", "num_items_in_batch")
@@ -60,7 +60,7 @@ class SkyformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Attention):
             # The library skips modules without parameters, so the generator is restored after every attention.
-            with torch.random.fork_rng(devices=range(torch.cuda.device_count())), random_numbers_of_its_own():
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())), forked_random_stream():
                 getattr(module, "reset_parameters", lambda: None)()
 
 

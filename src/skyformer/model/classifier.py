@@ -1,4 +1,4 @@
-"""Classifiers on the encoder: of a sequence, and of a pair of sequences with one encoder for both."""
+"""Classifiers of a sequence, and of a pair of sequences with one shared encoder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from skyformer.model.storage import StoredModel
 
 
 class SequenceClassifier(StoredModel):
-    """The mean over the real tokens of what the encoder makes of them, and an MLP.
+    """The encoder, the mean of its output over the real tokens, and an MLP.
 
     Args:
-        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=1024, num_classes=10`.
+        config: a `ModelConfig`.
+        settings: the settings of a `ModelConfig` instead, such as `vocab_size=256, max_length=1024, num_classes=10`.
+
+    >>> import torch
+    >>> model = SequenceClassifier(vocab_size=256, max_length=1024, num_classes=10, attention="skyformer")
+    >>> tokens = torch.randint(256, (4, 300))
+    >>> model(tokens).shape
+    torch.Size([4, 10])
+    >>> model(tokens, mask=torch.arange(300) < torch.tensor([[300], [200], [7], [1]])).shape
+    torch.Size([4, 10])
     """
 
     def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
@@ -31,10 +40,11 @@ class SequenceClassifier(StoredModel):
 
 
 class PairClassifier(StoredModel):
-    """Both sequences through one encoder to means a and b, and an MLP on [a, b, a * b, a - b].
+    """One encoder for both sequences, the means a and b of its outputs, and an MLP on [a, b, a * b, a - b].
 
     Args:
-        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=4096`.
+        config: a `ModelConfig`.
+        settings: the settings of a `ModelConfig` instead, such as `vocab_size=256, max_length=4096`.
     """
 
     def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
@@ -49,7 +59,7 @@ class PairClassifier(StoredModel):
         first_mask: Tensor | None = None,
         second_mask: Tensor | None = None,
     ) -> Tensor:
-        """Tokens int64 (B, n) and (B, m), masks bool of their shapes, True = a real token, to (B, num_classes)."""
+        """Tokens int64 (B, n) and (B, m), masks bool of the same shapes, True = a real token, to (B, num_classes)."""
         a = masked_mean(self.encoder(first_tokens, first_mask), first_mask)
         b = masked_mean(self.encoder(second_tokens, second_mask), second_mask)
         logits: Tensor = self.head(torch.cat([a, b, a * b, a - b], -1))
@@ -57,8 +67,8 @@ class PairClassifier(StoredModel):
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of x (B, n, dim) over the real tokens: (B, dim), zeros where there is none."""
-    # Half precision cannot hold the sum over a long sequence.
+    """The mean of x (B, n, dim) over the real tokens: (B, dim), zeros if there are none."""
+    # The sum over a long sequence overflows in half precision.
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
         return (x.sum(1, dtype=dtype) / max(x.shape[1], 1)).to(x.dtype)

@@ -10,11 +10,11 @@ from skyformer.checks import check_mask
 from skyformer.errors import InputError, ShapeError
 
 STD = 0.02
-"""Of both tables at the start."""
+"""Standard deviation of the initial values of both tables."""
 
 
 class Embeddings(nn.Module):
-    """token[tokens] + position[0 ... n - 1]. Token 0 is a token like any other: only the mask says what is padding."""
+    """token[tokens] + position[0 ... n - 1]. Token 0 is not special: padding is what the mask says."""
 
     def __init__(self, vocab_size: int, max_length: int, dim: int) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class Embeddings(nn.Module):
             nn.init.normal_(table, std=STD)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens int64 (B, n), mask bool (B, n) to (B, n, dim). What stands at masked positions may be any number."""
+        """tokens int64 (B, n), mask bool (B, n) to (B, n, dim). Masked positions may hold any number."""
         self._check_tokens(tokens)
         check_mask("mask", mask, *tokens.shape)
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
         self._check_range(tokens)
-        # In place: a lookup keeps its indices for the backward, not its result.
+        # In place, because the backward of a lookup needs its indices, not its result.
         return F.embedding(tokens, self.token).add_(self.position[: tokens.shape[1]])
 
     def _check_tokens(self, tokens: Tensor) -> None:
@@ -47,7 +47,7 @@ class Embeddings(nn.Module):
             )
 
     def _check_range(self, tokens: Tensor) -> None:
-        """On the CPU alone: elsewhere a look at the data makes the device wait, and tracing has none to look at."""
+        """Only on the CPU: reading the data of another device makes it wait, and while tracing there are no data."""
         if tokens.device.type != "cpu" or torch.compiler.is_compiling() or tokens.numel() == 0:
             return
         low, high = (int(bound) for bound in tokens.aminmax())

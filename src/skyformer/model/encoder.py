@@ -1,4 +1,4 @@
-"""SkyformerEncoder: embeddings, pre-norm layers around any attention of the registry, and a final norm."""
+"""SkyformerEncoder: embeddings, pre-norm layers with any attention of `list_attentions()`, and a final norm."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from skyformer.ops.noise import draw_seed
 
 
 class SelfAttention(nn.Module):
-    """One projection to queries, keys and values, the mechanism, and a projection of what its heads found."""
+    """One projection to queries, keys and values, the attention, and a projection of its output."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         self.project_in = nn.Linear(config.dim, 3 * config.dim)
-        with random_numbers_of_its_own():
+        with forked_random_stream():
             self.attention = config.build_attention(layer)
         self.project_out = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, n, dim) to (B, n, dim)."""
         sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        # Copied here, once: mechanisms work on (B, H, n, P) and would otherwise copy each, some of them twice. Split
-        # before the copy, not after it, so that the backward gathers the three gradients in one pass instead of two.
+        # Copied once here: attentions need contiguous (B, H, n, P) and would otherwise copy, some of them twice. Split
+        # before the copy, so that the backward collects the three gradients in one pass instead of two.
         query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
         out: Tensor = self.attention(query, key, value, key_mask=mask)
         return self.project_out(out.transpose(1, 2).flatten(2))
@@ -61,7 +61,13 @@ class SkyformerEncoder(StoredModel):
     """Tokens to features, with the paper's attention or any other of `list_attentions()`.
 
     Args:
-        config: a `ModelConfig`. settings: or its settings, such as `vocab_size=256, max_length=4096`.
+        config: a `ModelConfig`.
+        settings: the settings of a `ModelConfig` instead, such as `vocab_size=256, max_length=4096`.
+
+    >>> import torch
+    >>> encoder = SkyformerEncoder(vocab_size=256, max_length=4096, attention_options={"num_landmarks": 64})
+    >>> encoder(torch.randint(256, (2, 1000))).shape
+    torch.Size([2, 1000, 64])
     """
 
     def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
@@ -74,7 +80,7 @@ class SkyformerEncoder(StoredModel):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens int64 (B, n), mask bool (B, n), True = a real token, to (B, n, dim).
 
-        What comes out at masked positions has no meaning.
+        The output at masked positions has no meaning.
         """
         x: Tensor = self.embeddings(tokens, mask)
         for layer in self.layers:
@@ -87,9 +93,9 @@ class SkyformerEncoder(StoredModel):
 
 
 @contextmanager
-def random_numbers_of_its_own() -> Iterator[None]:
-    """However much is drawn inside, what comes after goes on from the same random numbers: two models of one seed
-    then differ in their attention alone."""
+def forked_random_stream() -> Iterator[None]:
+    """Random numbers drawn inside do not change those drawn afterwards, so that two models of one seed differ only in
+    their attention."""
     seed = draw_seed(None)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
