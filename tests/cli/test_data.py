@@ -46,7 +46,7 @@ def test_list(data: CommandLine, tmp_path: Path) -> None:
     lines = data("list").output.splitlines()
     assert lines[0] == f"data folder: {tmp_path / 'data'}"
     assert "4 train, 4 dev, 4 test" in lines[1]
-    assert "from pairs" in lines[1]
+    assert "source: pairs" in lines[1]
     assert len(lines) == 6
     assert "skyformer data prepare listops" in "\n".join(lines[2:])
 

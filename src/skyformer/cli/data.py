@@ -129,21 +129,21 @@ def list_(data_dir: DataDir = None) -> None:
 
     root = data_dir_or_default(data_dir)
     typer.echo(f"data folder: {root}")
-    folders = inspect_folders(data_dir)
-    for folder in folders:
-        typer.echo(f"  {folder.name:<27} {_describe(folder)}")
-    for name in [name for name in TASKS if name not in {folder.name for folder in folders}]:
-        command = prepare_command(Variant.of(name), data_dir)
-        typer.echo(f"  {name:<27} not prepared ({TASKS[name].summary}); run: {command}")
+    lines = {folder.name: _describe(folder) for folder in inspect_folders(data_dir)}
+    for name in [name for name in TASKS if name not in lines]:
+        lines[name] = f"not prepared ({TASKS[name].summary}); run: {prepare_command(Variant.of(name), data_dir)}"
     for archive in sorted(path for path in (root / DOWNLOADS).glob("*gz") if path.is_file()):
         size = _megabytes(archive.stat().st_size)
-        typer.echo(f"  {DOWNLOADS}/{archive.name:<17} {size}; not needed after preparation")
+        lines[f"{DOWNLOADS}/{archive.name}"] = f"{size}; not needed after preparation"
+    width = max(map(len, lines))
+    for name, description in lines.items():
+        typer.echo(f"  {name:<{width}}  {description}")
 
 
 def _describe(folder: FolderStatus) -> str:
     if folder.problems or folder.manifest is None:
         return f"damaged: {folder.problems[0]}"
-    return f"{_summary(folder.manifest)}; from {folder.manifest.source}"
+    return f"{_summary(folder.manifest)}; source: {folder.manifest.source}"
 
 
 @app.command("verify")
@@ -172,7 +172,7 @@ def show(
     task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.", metavar="TASK")],
     number: Annotated[int, typer.Option("-n", "--number", help="Number of examples, spread over the split.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="The split to take examples from.")] = Split.TRAIN,
-    png: Annotated[Path | None, typer.Option("--png", help="Write images to this file instead.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write the images to this PNG file instead.")] = None,
     limit: Limit = None,
     seed: Seed = 0,
     level: LevelName = None,

@@ -7,7 +7,7 @@ and number. LRA's own images can be read instead: PNG files in folders, with met
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,6 @@ from skyformer.lra.paddles import (
     STAMP_RADIUS,
     STAMP_SIDE,
     Floats,
-    PaddleTable,
     disc,
     marker,
     paddle_table,
@@ -90,11 +89,16 @@ class Level(StrEnum):
 
 
 class Paddle(NamedTuple):
-    """A paddle of the table (`number`) that starts at (row, column) of the image."""
+    """A paddle of the table (`number`) that starts at (row, column) of the image and turns about `pivot`."""
 
     row: int
     column: int
     number: int
+    pivot: tuple[int, int]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.row, self.column
 
 
 @dataclass(frozen=True)
@@ -103,29 +107,9 @@ class Drawing:
 
     pixels: Symbols
     label: int
-    snakes: tuple[tuple[Paddle, ...], tuple[Paddle, ...]]
-    distractors: tuple[tuple[Paddle, ...], ...]
+    snakes: tuple[list[Paddle], list[Paddle]]
+    distractors: list[list[Paddle]]
     markers: tuple[tuple[int, int], tuple[int, int]]
-
-
-class _Snake:
-    """A snake while it grows: its paddles, and the pivot of the last one."""
-
-    def __init__(self, seed: Paddle, pivot: tuple[int, int]) -> None:
-        self.paddles = [seed]
-        self.pivot = pivot
-
-    @property
-    def last(self) -> Paddle:
-        return self.paddles[-1]
-
-    @property
-    def origin(self) -> tuple[int, int]:
-        return self.paddles[0].row, self.paddles[0].column
-
-    @property
-    def tip(self) -> tuple[int, int]:
-        return self.last.row, self.last.column
 
 
 def _window(paddle: Paddle) -> tuple[slice, slice]:
@@ -149,8 +133,6 @@ class _Territory:
 
     def __init__(self, taken: Floats) -> None:
         self.taken = taken
-        self.table = paddle_table()
-        self._reach = _reach_and_neighbours()
 
     @classmethod
     def empty(cls) -> _Territory:
@@ -164,36 +146,36 @@ class _Territory:
 
     def claim(self, paddle: Paddle) -> None:
         window = self.taken[_window(paddle)]
-        np.maximum(window, self.table.territory[paddle.number], out=window)
+        np.maximum(window, paddle_table().territory[paddle.number], out=window)
 
     def collides(self, paddle: Paddle) -> bool:
-        overlap = self.taken[_window(paddle)] + self.table.territory[paddle.number]
+        overlap = self.taken[_window(paddle)] + paddle_table().territory[paddle.number]
         return bool(overlap.max() >= COLLISION)
 
-    def grow(self, snake: _Snake, rng: np.random.Generator) -> bool:
+    def grow(self, snake: list[Paddle], rng: np.random.Generator) -> bool:
         """Add one paddle to a snake; returns False if none fits."""
-        row, column = self.table.advance(snake.last.number, *snake.pivot)
-        chances = self._weights(row, column, snake.last).cumsum()
+        last, table = snake[-1], paddle_table()
+        row, column = table.advance(last.number, *last.pivot)
+        chances = self._weights(row, column, last).cumsum()
         total = float(chances[-1])
         if total < DEAD_END:
             return False
         for _ in range(PLACEMENT_TRIES):
             choice = int(chances.searchsorted(rng.random() * total, side="right"))
-            down, right = self.table.reach[choice]
-            paddle = Paddle(row + down, column + right, len(DEGREES) + choice)
+            down, right = table.reach[choice]
+            paddle = Paddle(row + down, column + right, len(DEGREES) + choice, pivot=(row, column))
             if not self.collides(paddle):
                 # A new paddle always overlaps the one before it, so each is claimed only after its successor is placed.
-                self.claim(snake.last)
-                snake.paddles.append(paddle)
-                snake.pivot = (row, column)
+                self.claim(last)
+                snake.append(paddle)
                 return True
         return False
 
     def _weights(self, row: int, column: int, last: Paddle) -> Floats:
         """The weight of each growth about the pivot: highest straight ahead, zero where pixels are taken."""
         pivot = (row + MARGIN) * CANVAS_SIDE + column + MARGIN
-        taken = self.taken.reshape(-1).take(pivot + self._reach).max(axis=1)
-        weights: Floats = (1 - taken) * self.table.preference[last.number]
+        taken = self.taken.reshape(-1).take(pivot + _reach_and_neighbours()).max(axis=1)
+        weights: Floats = (1 - taken) * paddle_table().preference[last.number]
         return weights
 
     def free_seeds(self, number: int) -> Integers:
@@ -243,72 +225,76 @@ def _in_image(row: int, column: int) -> bool:
     return 0 <= row < SIDE and 0 <= column < SIDE
 
 
-def _seed(row: int, column: int, number: int, table: PaddleTable) -> _Snake | None:
+def _seed(row: int, column: int, number: int) -> list[Paddle] | None:
     """A snake of one paddle; None if its head or pivot would lie outside the image."""
-    head = table.onward(number, row, column)
-    pivot = table.back(number, *head)
+    head = paddle_table().onward(number, row, column)
+    pivot = paddle_table().back(number, *head)
     if not _in_image(*head) or not _in_image(*pivot):
         return None
-    return _Snake(Paddle(row, column, number), pivot)
+    return [Paddle(row, column, number, pivot)]
 
 
-def _first_seed(rng: np.random.Generator, table: PaddleTable) -> _Snake | None:
-    seeds = _central_seeds()
-    number, places = seeds[rng.integers(len(seeds))]
-    row, column = divmod(int(places[rng.integers(len(places))]), SIDE)
-    return _seed(row, column, number, table)
+def _seed_at_any(pixels: Integers, number: int, rng: np.random.Generator) -> list[Paddle] | None:
+    row, column = divmod(int(pixels[rng.integers(len(pixels))]), SIDE)
+    return _seed(row, column, number)
 
 
-def _second_seed(first: _Snake, rng: np.random.Generator, table: PaddleTable) -> _Snake | None:
+def _first_seed(rng: np.random.Generator) -> list[Paddle] | None:
+    number, pixels = _central_seeds()[rng.integers(len(_central_seeds()))]
+    return _seed_at_any(pixels, number, rng)
+
+
+def _second_seed(first: list[Paddle], rng: np.random.Generator) -> list[Paddle] | None:
     """A seed at a fixed distance from the first, in a random direction."""
     for _ in range(PLACEMENT_TRIES):
         angle = np.radians(rng.integers(0, 360))
-        row = round(first.origin[0] + SEED_DISTANCE * np.sin(angle))
-        column = round(first.origin[1] + SEED_DISTANCE * np.cos(angle))
-        snake = _seed(row, column, int(rng.integers(len(DEGREES))), table)
+        row = round(first[0].row + SEED_DISTANCE * np.sin(angle))
+        column = round(first[0].column + SEED_DISTANCE * np.cos(angle))
+        snake = _seed(row, column, int(rng.integers(len(DEGREES))))
         if snake is not None:
             return snake
     return None
 
 
-def _try_two_snakes(length: int, rng: np.random.Generator) -> tuple[_Snake, _Snake, _Territory] | None:
+def _try_two_snakes(length: int, rng: np.random.Generator) -> tuple[list[Paddle], list[Paddle], _Territory] | None:
     territory = _Territory.empty()
-    first = _first_seed(rng, territory.table)
-    second = _second_seed(first, rng, territory.table) if first else None
+    first = _first_seed(rng)
+    second = _second_seed(first, rng) if first else None
     if first is None or second is None:
         return None
     if not all(territory.grow(first, rng) and territory.grow(second, rng) for _ in range(length - 1)):
         return None
     # As in the original, the last paddle of the first snake is not claimed: a distractor may touch it.
-    territory.claim(second.last)
+    territory.claim(second[-1])
     return first, second, territory
 
 
-def _try_distractor(length: int, territory: _Territory, rng: np.random.Generator) -> tuple[_Snake, _Territory] | None:
+def _try_distractor(
+    length: int, territory: _Territory, rng: np.random.Generator
+) -> tuple[list[Paddle], _Territory] | None:
     territory = territory.copy()
     snake = _free_seed(territory, rng)
     if snake is None or not all(territory.grow(snake, rng) for _ in range(length - 1)):
         return None
-    territory.claim(snake.last)
+    territory.claim(snake[-1])
     return snake, territory
 
 
-def _free_seed(territory: _Territory, rng: np.random.Generator) -> _Snake | None:
+def _free_seed(territory: _Territory, rng: np.random.Generator) -> list[Paddle] | None:
     for _ in range(PLACEMENT_TRIES):
         number = int(rng.integers(len(DEGREES)))
         if not _can_seed(number) or territory.free_share < LEAST_FREE_SHARE:
             return None
-        places = territory.free_seeds(number)
-        if not len(places):
+        pixels = territory.free_seeds(number)
+        if not len(pixels):
             return None
-        row, column = divmod(int(places[rng.integers(len(places))]), SIDE)
-        snake = _seed(row, column, number, territory.table)
+        snake = _seed_at_any(pixels, number, rng)
         if snake is not None:
             return snake
     return None
 
 
-def _distractors(level: Level, territory: _Territory, rng: np.random.Generator) -> list[_Snake]:
+def _distractors(level: Level, territory: _Territory, rng: np.random.Generator) -> list[list[Paddle]]:
     placed = []
     for _ in range(level.num_distractors):
         for _ in range(DISTRACTOR_TRIES):
@@ -320,8 +306,8 @@ def _distractors(level: Level, territory: _Territory, rng: np.random.Generator) 
     return placed
 
 
-def _paint(canvas: Floats, snake: _Snake, contrast: float) -> None:
-    for paddle in snake.paddles:
+def _paint(canvas: Floats, snake: list[Paddle], contrast: float) -> None:
+    for paddle in snake:
         window = canvas[_window(paddle)]
         np.maximum(window, contrast * paddle_table().stroke[paddle.number], out=window)
 
@@ -352,25 +338,14 @@ def draw(rng: np.random.Generator, level: Level = Level.HARD) -> Drawing:
     first, second, territory = attempt
     distractors = _distractors(level, territory, rng)
     start, other = (first, second) if rng.integers(2) else (second, first)
-    markers = start.origin, (start if label else other).tip
-    return Drawing(
-        pixels=_compose(first, second, distractors, markers),
-        label=label,
-        snakes=(tuple(first.paddles), tuple(second.paddles)),
-        distractors=tuple(tuple(snake.paddles) for snake in distractors),
-        markers=markers,
-    )
-
-
-def _compose(
-    first: _Snake, second: _Snake, distractors: Sequence[_Snake], markers: Sequence[tuple[int, int]]
-) -> Symbols:
+    markers = start[0].place, (start if label else other)[-1].place
     canvas = np.zeros((CANVAS_SIDE, CANVAS_SIDE))
     for snake in (first, second):
         _paint(canvas, snake, TARGET_CONTRAST)
     for snake in distractors:
         _paint(canvas, snake, DISTRACTOR_CONTRAST)
-    return _to_pixels(np.max([canvas[_INSIDE, _INSIDE], *(marker(*place) for place in markers)], axis=0))
+    pixels = _to_pixels(np.max([canvas[_INSIDE, _INSIDE], *(marker(*place) for place in markers)], axis=0))
+    return Drawing(pixels, label, (first, second), distractors, markers)
 
 
 def generate(sizes: Mapping[Split, int], seed: int, level: Level, workers: int) -> Batches:
