@@ -1,8 +1,7 @@
-"""The approximation study on a tiny model: what it measures is what it says, and what it shows follows from that."""
+"""The approximation study on a tiny model: its errors against their definitions, and its tables and figures."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +15,10 @@ from skyformer.functional import GAMMA
 from skyformer.landmarks import SAMPLERS
 from skyformer.report.tables import number
 from skyformer.studies import run_study
-from skyformer.studies.approximation import (
-    RIVALS,
-    Approximation,
-    Cell,
-    Options,
-    Result,
-    Truth,
-    approximate,
-    spectral_norm,
-)
+from skyformer.studies.approximation import RIVALS, Approximation, Cell, Options, Result, Truth, approximate
 from skyformer.studies.base import make_options
 from skyformer.studies.heads import Heads, HeadSource
-from skyformer.studies.record import Record
+from skyformer.studies.theorem import spectral_norm
 from tests.helpers import refused
 
 
@@ -46,13 +36,8 @@ def options(tiny_bert: Path, tiny_text: Path) -> Options:
 
 
 @pytest.fixture(scope="module")
-def record(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Record[Cell, Result]:
-    return run_study(Approximation(options), tmp_path_factory.mktemp("approximation"))
-
-
-@pytest.fixture
-def results(record: Record[Cell, Result]) -> Mapping[Cell, Result]:
-    return record.results()
+def results(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Cell, Result]:
+    return run_study(Approximation(options), tmp_path_factory.mktemp("approximation")).results()
 
 
 def heads_of(options: Options, seed: int) -> Heads:
@@ -65,7 +50,7 @@ def pick(results: Mapping[Cell, Result], **wanted: object) -> Result:
     return results[cells[0]]
 
 
-def test_every_method_sampler_gamma_and_solver_is_there(results: Mapping[Cell, Result]) -> None:
+def test_every_method_sampler_gamma_and_solver_is_measured(results: Mapping[Cell, Result]) -> None:
     methods = {cell.method for cell in results if cell.target == "softmax"}
     assert methods == {"skyformer", "as printed", "svd", *RIVALS}
     varied = {(c.target, c.sampler, c.solver) for c in results if (c.features, c.gamma) == (32, 1.0)}
@@ -95,7 +80,7 @@ def test_errors_are_relative_spectral_norms_of_the_output(results: Mapping[Cell,
 
 
 @pytest.mark.parametrize("target", ["softmax", "gaussian"])
-def test_the_floor_is_the_truncated_svd(options: Options, target: str) -> None:
+def test_the_best_of_rank_d_is_the_truncated_svd(options: Options, target: str) -> None:
     heads = heads_of(options, 0)
     truth = Truth(target, heads)
     q, k, v = (x[0, 0].double() for x in (heads.query, heads.key, heads.value))
@@ -115,7 +100,7 @@ def test_rivals_get_as_many_features_as_asked_for(options: Options, method: str)
     out = approximate(cell, heads, seed=0)
     assert out.shape == heads.value.shape
     torch.testing.assert_close(approximate(cell, heads, seed=0), out, rtol=0, atol=0)
-    # Linformer's projection and Performer's features are drawn at random; the others see all of a short sequence.
+    # With so many features these three see all of a short sequence; the others stay random.
     everything = approximate(replace(cell, features=48 * 8), heads, seed=0)
     if method in ("nystromformer", "informer", "bigbird"):
         exact = softmax_attention(heads.query, heads.key, heads.value)
@@ -131,13 +116,13 @@ def test_as_printed_agrees_once_every_row_is_a_landmark(options: Options) -> Non
     assert (spectral_norm(approximate(cell, heads, 0) - exact) < 0.05 * spectral_norm(exact)).all()
 
 
-def test_a_method_that_breaks_is_counted_not_dropped() -> None:
+def test_a_failed_method_counts_as_an_infinite_error() -> None:
     assert spectral_norm(torch.tensor([[1.0, torch.nan]])).isnan()
     result = Result((None, None, 0.1))
     assert result.quartiles()[1] == float("inf")
 
 
-def test_the_claim_is_decided_by_the_medians(results: Mapping[Cell, Result]) -> None:
+def test_the_claim_is_decided_by_the_medians() -> None:
     uniform = Cell("gaussian", "pretrained", 512, "skyformer", 128, "uniform", GAMMA, "cholesky", "0")
     made = {
         uniform: Result((0.3, 0.3)),
@@ -167,13 +152,6 @@ def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) ->
     assert (line.x[0], line.y[0]) == (8, median)
 
 
-def test_a_second_run_measures_nothing(options: Options, record: Record[Cell, Result], tmp_path: Path) -> None:
-    record.write(tmp_path / "approximation.json")
-    again = run_study(Approximation(options), tmp_path)
-    assert len(again.invocations) == 1
-    assert len(json.loads((tmp_path / "approximation.json").read_text())["cells"]) == len(record.cells)
-
-
 def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
     with refused(InputError, "--lengths", "at most 48", "tiny-bert", "49", "--long-lengths"):
         Approximation(replace(options, lengths=(16, 49)))
@@ -189,7 +167,7 @@ def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
         ({"gammas": (0.1, 0.0)}, ("--gammas", "got 0.0")),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(
+def test_values_outside_their_limits_are_refused(
     options: Options, change: dict[str, tuple[int, ...]], words: tuple[str, ...]
 ) -> None:
     with refused(InputError, *words):
@@ -205,7 +183,7 @@ def test_the_small_version_needs_no_files() -> None:
     assert all(0 < error < 2 for error in errors)
 
 
-def test_a_short_text_is_told_before_anything_is_measured(options: Options, tmp_path: Path) -> None:
+def test_a_text_that_is_too_short_is_reported_before_anything_is_measured(options: Options, tmp_path: Path) -> None:
     study = Approximation(
         replace(options, features=(8,), gammas=(1.0,), lengths=(16,), long_lengths=(256,), long_seeds=(1,))
     )

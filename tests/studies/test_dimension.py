@@ -1,4 +1,4 @@
-"""The dimension study on a tiny model: Theorem 1's quantities are what their definitions say."""
+"""The dimension study on a tiny model: the quantities of Theorem 1 against their definitions, tables and figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from skyformer.studies import run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.dimension import DIMENSION, DRAWS, SUGGESTION, Cell, Dimension, Options, Result
 from skyformer.studies.heads import HeadSource
-from skyformer.studies.record import Record
 from skyformer.studies.theorem import Completion, beta, loewner_gaps, nystrom, statistical_dimension
 from tests.helpers import refused
 
@@ -42,13 +41,8 @@ def options(tiny_bert: Path, tiny_text: Path) -> Options:
 
 
 @pytest.fixture(scope="module")
-def record(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Record[Cell, Result]:
-    return run_study(Dimension(options), tmp_path_factory.mktemp("dimension"))
-
-
-@pytest.fixture
-def results(record: Record[Cell, Result]) -> Mapping[Cell, Result]:
-    return record.results()
+def results(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Cell, Result]:
+    return run_study(Dimension(options), tmp_path_factory.mktemp("dimension")).results()
 
 
 def gram_of(options: Options, length: int, head: int) -> Tensor:
@@ -83,19 +77,15 @@ def test_the_estimate_is_exact_but_for_the_norm_where_all_rows_fit(results: Mapp
                 assert estimate == pytest.approx(true, rel=0.15)
 
 
-def test_the_order_is_kept_in_every_draw(results: Mapping[Cell, Result]) -> None:
-    for cell, result in results.items():
-        if cell.kind == DRAWS:
-            assert result.order_kept == len(result.completed_error) == len(result.score_error) == 8 * 2
-
-
-def test_the_block_is_never_worse_than_the_whole(results: Mapping[Cell, Result]) -> None:
-    for cell, result in results.items():
-        if cell.kind == DRAWS:
-            for block, whole in zip(result.score_error, result.completed_error, strict=True):
-                assert block is not None
-                assert whole is not None
-                assert block <= whole + 1e-6
+def test_every_draw_keeps_the_order_and_the_error_of_the_block_is_the_smaller_one(
+    results: Mapping[Cell, Result],
+) -> None:
+    draws = [result for cell, result in results.items() if cell.kind == DRAWS]
+    assert draws
+    for result in draws:
+        assert result.order_kept == len(result.completed_error) == len(result.score_error) == 8 * 2
+        for block, whole in zip(result.score_error, result.completed_error, strict=True):
+            assert block <= whole + 1e-6  # type: ignore[operator]
 
 
 def test_enough_draws_cover_every_row_and_the_guarantee_holds(results: Mapping[Cell, Result]) -> None:
@@ -131,7 +121,7 @@ def test_the_theorems_quantities_have_their_known_values() -> None:
     assert float(completion.landmarks_of_theorem_1(0.5, 0.1)) == pytest.approx(bound)
 
 
-def test_loewner_gaps_tell_an_order_from_its_breach() -> None:
+def test_loewner_gaps_show_whether_the_order_holds() -> None:
     points = torch.randn(1, 20, 3, dtype=torch.float64)
     completion = Completion(points[:, :10], points[:, 10:])
     least, largest = loewner_gaps(completion.matrix, nystrom(completion.matrix, torch.tensor([[0, 5, 12]])))
@@ -159,7 +149,7 @@ def test_suggested_numbers_are_tried_on_fresh_draws_and_an_unseen_passage(result
 def test_tables_and_figures_show_them(results: Mapping[Cell, Result]) -> None:
     tables = {table.title: table for table in Dimension.tables(results)}
     assert [row[0] for row in tables["d_stat, pretrained weights"].rows] == ["0.5", "0.1"]
-    assert tables["Estimated d_stat over true d_stat"].rows
+    assert tables["Estimated d_stat divided by true d_stat"].rows
     bound = results[Cell(DIMENSION, "pretrained", 32, 4, 0, 0.5, 0.1)].bound
     (row,) = [row for row in tables["The bound of Theorem 1"].rows if row[:3] == ["pretrained", "32", "0.5"]]
     assert row[-2] == number(min(each for each in bound if each is not None))
@@ -181,12 +171,12 @@ def test_the_small_version_needs_no_files() -> None:
     assert all(d is not None and 0 < d < 2 * cell.length for d in result.d_stat)
 
 
-def test_samplers_of_no_rows_are_refused(options: Options) -> None:
+def test_a_sampler_that_draws_no_rows_is_refused(options: Options) -> None:
     with refused(UnknownNameError, "sampler of rows", "'segment_means'"):
         Dimension(replace(options, samplers=("segment_means",)))
 
 
-def test_a_text_too_short_for_the_unseen_passage_is_told_first(options: Options, tmp_path: Path) -> None:
+def test_a_text_too_short_for_the_next_passage_is_reported_first(options: Options, tmp_path: Path) -> None:
     """400 tokens hold twelve passages of 30 and two marks, so the last has none after it."""
     study = Dimension(replace(options, held_out=(12,)))
     with refused(DataError, "passage 13 of 32", "--text"):
@@ -199,9 +189,9 @@ def test_lengths_beyond_the_model_are_refused(options: Options) -> None:
         Dimension(replace(options, draw_length=64))
 
 
-def test_a_record_in_part_can_be_shown(results: Mapping[Cell, Result]) -> None:
+def test_partial_records_can_be_shown(results: Mapping[Cell, Result]) -> None:
     cells = list(results)
-    for count in range(len(cells) + 1):
+    for count in (0, 1, 5, 20, len(cells) - 1):
         part = {cell: results[cell] for cell in cells[:count]}
         assert all(table.rows for table in Dimension.tables(part)) or not count
         Dimension.figures(part)
@@ -214,6 +204,6 @@ def test_a_record_in_part_can_be_shown(results: Mapping[Cell, Result]) -> None:
         *(("held_out", (-1,)), ("counts", (0,)), ("targets", (2.0,)), ("epsilons", (0.0,))),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(options: Options, name: str, value: object) -> None:
+def test_values_outside_their_limits_are_refused(options: Options, name: str, value: object) -> None:
     with refused(InputError, f"--{name.replace('_', '-')}", "got"):
         Dimension(replace(options, **{name: value}))

@@ -1,23 +1,25 @@
 """How well attention is approximated on real queries, keys and values (section 4.5, Figure 1).
 
-Each cell is one method at one setting, on every layer and head of a BERT-shaped model over several passages of text;
-its figures are relative spectral errors of the output, |approximation - exact| / |exact|, a number a head.
+Each cell is one method with one setting, on every layer and head of a BERT-shaped model over several passages of text.
+Its result is one number per head and passage: the relative spectral error of the output, |approximation - exact| /
+|exact|.
 
 - target "softmax": the paper's comparison, all methods against exact softmax attention.
 - target "gaussian": Skyformer against exact Kernelized Attention.
 - method "svd": the best rank-d approximation of the score matrix, times V. No method of rank d has a smaller error of
-  the score matrix, so this is the floor.
-- method "as printed": Skyformer's algorithm on the softmax kernel with nothing added, that is with the keys where they
-  are and the row sums taken as they come.
+  the score matrix, so this is a lower limit.
+- method "as printed": Skyformer's algorithm on the softmax kernel as in the paper: the keys are not shifted, and
+  the approximate row sums are used as they are.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,37 +30,48 @@ from skyformer.functional import GAMMA, kernelized_attention, skyformer_attentio
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.ops.kernels import GaussianKernel, half_norms
 from skyformer.report.figures import Figure, Mark, Panel, Series
-from skyformer.report.tables import Table, number, yes_or_no
+from skyformer.report.tables import Table, from_frame, number, yes_or_no
 from skyformer.studies.base import option, quantile
+from skyformer.studies.frames import median_and_quartiles, to_frame
 from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
+from skyformer.studies.theorem import spectral_norm
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
     "nystromformer": lambda d: {"num_landmarks": d},
     "linformer": lambda d: {"num_features": d},
     "performer": lambda d: {"num_features": d},
     "informer": lambda d: {"num_features": d},
-    # Two rounds of a chunk and the one before it: 4 chunk_size keys a query.
+    # Two rounds of hashing, each with a chunk and the one before it: 4 chunk_size keys per query.
     "reformer": lambda d: {"chunk_size": max(1, d // 4), "num_hashes": 2},
-    # Two global blocks, a window of three and three random ones: 8 block_size keys a query.
+    # Two global blocks, a window of three and three random ones: 8 block_size keys per query.
     "bigbird": lambda d: {"block_size": max(1, d // 8)},
 }
-"""What d features mean to each method: d numbers kept of every row of the score matrix, or d keys a query looks at."""
+"""What d features mean for each method: d numbers per row of the score matrix, or d keys per query."""
 
 _SAMPLERS = ("uniform", "stratified", "queries", "probe", "leverage", "segment_means")
 
 COMPARED_SAMPLERS = ("uniform", "queries", "probe")
-"""The paper's, the one to take for the softmax kernel, and importance sampling."""
+"""The paper's sampler, the recommended one for the softmax kernel, and importance sampling."""
 
 AS_PRINTED = "as printed"
 SVD = "svd"
 SKYFORMER = "skyformer"
+BEST = "best of rank d"
+TARGETS = {"gaussian": "Kernelized Attention", "softmax": "softmax attention"}
 
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q, K, V.")
+    weights: tuple[str, ...] = option(
+        ("pretrained", "initialised"),
+        small=("initialised",),
+        help="Weights of the model: pretrained, initialised, or both.",
+    )
     lengths: tuple[int, ...] = option(
         (128, 256, 512),
         small=(128,),
@@ -96,14 +109,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Errors seed by seed, layer by layer, head by head; None where a method failed. `jittered`: how many passages
-    needed a raised diagonal."""
+    """One error per passage, layer and head; None where a method failed. jittered: the number of passages for which
+    the factorisation needed a raised diagonal."""
 
     errors: tuple[float | None, ...]
     jittered: int = 0
 
     def quartiles(self) -> tuple[float, float, float]:
-        """25, 50 and 75 %, with a failure counted as an error without bound."""
+        """25, 50 and 75 % quantiles; a failure counts as an infinite error."""
         values = [float("inf") if error is None else error for error in self.errors]
         low, middle, high = (quantile(values, q) for q in (0.25, 0.5, 0.75))
         return low, middle, high
@@ -120,11 +133,11 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         self._source.check(options.weights, max(options.lengths), "--lengths")
 
     def cells(self) -> Sequence[Cell]:
-        """The paper's comparison first, then what goes beyond it."""
+        """The paper's comparison first, then the comparisons of landmarks and regularisation."""
         lengths, weights = self.options.lengths, self.options.weights
         places = [(each, n) for each in weights for n in lengths]
         long = [("initialised", n) for n in self.options.long_lengths if "initialised" in weights]
-        # Exact leverage scores take most of the time, and initialised heads hardly differ from length to length.
+        # Exact leverage scores take most of the time, and for initialised weights the length makes little difference.
         ends = [(each, n) for each, n in places if each == "pretrained" or n in (min(lengths), max(lengths))]
         return [
             *(cell for place in (*places, *long) for cell in self._comparison(*place)),
@@ -142,7 +155,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     def _samplers(self, weights: str, length: int) -> list[Cell]:
         cells = []
-        for target in ("gaussian", "softmax"):
+        for target in TARGETS:
             for d in self.options.features:
                 cells += [self._skyformer(target, weights, length, d, sampler) for sampler in _SAMPLERS]
                 cells.append(self._other(target, weights, length, d, SVD))
@@ -152,7 +165,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         length, d = max(self.options.lengths), _middle(self.options.features)
         return [
             self._skyformer(target, weights, length, d, sampler, gamma, solver)
-            for target in ("gaussian", "softmax")
+            for target in TARGETS
             for sampler in _SAMPLERS
             for solver in ("cholesky", "schulz")
             for gamma in self.options.gammas
@@ -204,37 +217,54 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         return [significant(float(error), 3) for error in found.flatten()]
 
     def _landmarks(self, cell: Cell, seed: int) -> str | CustomSampler:
-        """Drawn once for all regularisations and solvers; where every row is a landmark Skyformer must see the name, to
-        take its exact way."""
+        """Drawn once for all regularisations and solvers. If every row is a landmark, Skyformer gets the name of the
+        sampler instead, because it then computes exact attention."""
         if cell.method != SKYFORMER or cell.features >= 2 * cell.length:
             return cell.sampler
         return self._drawn_once(cell.target, cell.weights, cell.length, cell.sampler, cell.features, seed)
 
-    @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
+    @lru_cache(maxsize=6)  # noqa: B019  the study exists as long as the process
     def _drawn_once(self, target: str, weights: str, length: int, sampler: str, d: int, seed: int) -> CustomSampler:
         return draw_once(SAMPLERS.get(sampler))
 
-    @lru_cache(maxsize=6)  # noqa: B019  the study lives as long as the process
+    @lru_cache(maxsize=6)  # noqa: B019  the study exists as long as the process
     def _truth(self, target: str, weights: str, length: int, seed: int) -> Truth:
         return Truth(target, self._source.at(weights, length, seed).flat())
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        return [
-            *_claims(results),
-            *_comparison_tables(results),
-            *_sampler_tables(results),
-            *_regularisation_tables(results),
+        note = "Relative spectral error against softmax attention: median [quartiles] over heads and passages."
+        found = [
+            _claim_table(results),
+            *(_error_table(f"All methods, {title}", rows, note) for title, rows in _comparison(results)),
+            *(
+                _error_table(f"Landmarks: Skyformer against {name}, {title}", rows)
+                for target, name in TARGETS.items()
+                for title, rows in _samplers(results, target)
+            ),
+            *(_gamma_table(title, rows) for title, rows in _regularised(results)),
         ]
+        return [table for table in found if table.rows]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        drawn = [_comparison_figure(results), _sampler_figure(results), _gamma_figure(results)]
+        methods = [_error_panel(title, rows, "number of features d") for title, rows in _comparison(results)]
+        samplers = [
+            _error_panel(f"{target} kernel, {title}", rows, "landmarks d")
+            for target in TARGETS
+            for title, rows in _samplers(results, target)
+        ]
+        gammas = [_gamma_panel(title, rows) for title, rows in _regularised(results)]
+        drawn = [
+            Figure("figure", "Approximating softmax attention: median and quartiles over heads", methods),
+            Figure("landmarks", "Skyformer by landmark sampler, and the best approximation of rank d", samplers),
+            Figure("gamma", "Skyformer by regularisation and solver", gammas, columns=2),
+        ]
         return [figure for figure in drawn if figure.panels]
 
 
 class Truth:
-    """Exact attention of all heads side by side, and what errors are measured against."""
+    """The exact output of all heads, which approximations are compared with."""
 
     def __init__(self, target: str, heads: Heads) -> None:
         self.target, self.heads = target, heads
@@ -244,8 +274,8 @@ class Truth:
 
     @cached_property
     def rotated(self) -> Tensor:
-        """U^T C V (H, n, Pv) with the left singular vectors U of the score matrix C, largest first. Cutting C to rank d
-        leaves the rows from d on, for U is orthogonal."""
+        """U^T C V (H, n, Pv) with the left singular vectors U of the score matrix C, largest first. U is orthogonal, so
+        the rows from d on are the error of the best approximation of rank d."""
         return torch.stack([self._rotate(head) for head in range(self.norm.shape[1])])
 
     def _rotate(self, head: int) -> Tensor:
@@ -260,7 +290,7 @@ class Truth:
 
 
 def draw_once(sampler: CustomSampler) -> CustomSampler:
-    """The sampler's first draw, again and again."""
+    """A sampler that repeats the first draw of `sampler`."""
     drawn: list[Tensor | Landmarks] = []
 
     def draw(candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor | Landmarks:
@@ -272,7 +302,7 @@ def draw_once(sampler: CustomSampler) -> CustomSampler:
 
 
 def approximate(cell: Cell, heads: Heads, seed: int, landmarks: str | CustomSampler | None = None) -> Tensor:
-    """What the cell's method makes of the heads (1, H, n, P), with its own landmarks or those given."""
+    """The output of the cell's method for the heads (1, H, n, P), with the cell's sampler or the given landmarks."""
     generator = torch.Generator().manual_seed(seed)
     if cell.method == SKYFORMER:
         assert cell.gamma is not None
@@ -309,138 +339,92 @@ def _as_printed(heads: Heads, d: int, generator: torch.Generator) -> Tensor:
     return both[..., :-1] / both[..., -1:]
 
 
-def spectral_norm(x: Tensor) -> Tensor:
-    """The largest singular value of each matrix (..., n, p) with p small; NaN if an entry is not finite."""
-    gram = x.double().mT @ x.double()
-    broken = ~gram.isfinite().all(-1).all(-1)
-    values = torch.linalg.eigvalsh(gram.masked_fill(broken[..., None, None], 0))[..., -1]
-    return values.clamp(min=0).sqrt().masked_fill(broken, torch.nan)
-
-
 def _middle(features: Sequence[int]) -> int:
-    """The d of the paper, 128, or the largest there is."""
+    """The paper's d = 128, or the largest one measured."""
     return 128 if 128 in features else max(features)
 
 
 def _label(cell: Cell) -> str:
     if cell.method == SKYFORMER:
         return f"skyformer, {cell.sampler}"
-    return {AS_PRINTED: "skyformer, as printed", SVD: "best of rank d"}.get(cell.method, cell.method)
+    return {AS_PRINTED: "skyformer, as printed", SVD: BEST}.get(cell.method, cell.method)
 
 
-def _settings(results: Mapping[Cell, Result], target: str) -> list[tuple[str, int]]:
-    """The weights and lengths of a target, in order."""
-    found = {(cell.weights, cell.length) for cell in results if cell.target == target}
-    return sorted(found, key=lambda each: (each[0] != "pretrained", each[1]))
+def _frame(results: Mapping[Cell, Result]) -> DataFrame:
+    """One row per cell, with `label`, `quartiles` and `median` as text; pretrained and short passages first."""
+    frame = to_frame(Cell, results, quartiles=Result.quartiles, median=_median_text)
+    frame["label"] = [_label(cell) for cell in results]
+    frame["initialised"] = frame["weights"] != "pretrained"
+    return frame.sort_values(["initialised", "length"], kind="stable")
 
 
-def _by_features(
-    results: Mapping[Cell, Result], target: str, weights: str, length: int, wanted: Callable[[Cell], bool]
-) -> dict[str, dict[int, Result]]:
-    """Label to d to result, at the default regularisation."""
-    chosen: dict[str, dict[int, Result]] = {}
-    for cell, result in results.items():
-        here = (cell.target, cell.weights, cell.length) == (target, weights, length)
-        if here and cell.gamma in (None, GAMMA) and cell.solver in ("", "cholesky") and wanted(cell):
-            chosen.setdefault(_label(cell), {})[cell.features] = result
-    return chosen
-
-
-def _in_figure_1(cell: Cell) -> bool:
-    return cell.method != SVD and cell.sampler in ("", *COMPARED_SAMPLERS)
-
-
-def _of_samplers(cell: Cell) -> bool:
-    return cell.method in (SKYFORMER, SVD)
-
-
-def _spread(result: Result) -> str:
-    low, middle, high = (number(x) if x < float("inf") else "fails" for x in result.quartiles())
-    return f"{middle} [{low}, {high}]"
-
-
-def _table_by_features(title: str, chosen: Mapping[str, Mapping[int, Result]], note: str = "") -> Table:
-    features = sorted({d for of_label in chosen.values() for d in of_label})
-    rows = [
-        [label, *(_spread(of_label[d]) if d in of_label else "-" for d in features)]
-        for label, of_label in chosen.items()
-    ]
-    return Table(title, ["method", *(f"d = {d}" for d in features)], rows, note)
-
-
-def _comparison_tables(results: Mapping[Cell, Result]) -> list[Table]:
-    note = (
-        "Relative spectral error of the output against softmax attention: median [quartiles] over heads and passages."
-    )
-    return [
-        _table_by_features(
-            f"All methods, {weights} weights, n = {length}",
-            _by_features(results, "softmax", weights, length, _in_figure_1),
-            note,
-        )
-        for weights, length in _settings(results, "softmax")
-    ]
-
-
-def _sampler_tables(results: Mapping[Cell, Result]) -> list[Table]:
-    names = {"gaussian": "Kernelized Attention", "softmax": "softmax attention"}
-    tables = []
-    for target, name in names.items():
-        for weights, length in _settings(results, target):
-            chosen = _by_features(results, target, weights, length, _of_samplers)
-            if "best of rank d" in chosen:
-                title = f"Landmarks: Skyformer against {name}, {weights} weights, n = {length}"
-                tables.append(_table_by_features(title, chosen))
-    return tables
-
-
-def _regularised(
-    results: Mapping[Cell, Result], target: str, weights: str
-) -> dict[tuple[str, str], dict[float, Result]]:
-    """(sampler, solver) to gamma to result, where gamma was varied."""
-    found: dict[tuple[str, str], dict[float, Result]] = {}
-    places = {(c.length, c.features) for c in results if c.gamma not in (None, GAMMA)}
-    for cell, result in results.items():
-        here = (cell.target, cell.weights) == (target, weights) and (cell.length, cell.features) in places
-        if here and cell.gamma is not None:
-            found.setdefault((cell.sampler, cell.solver), {})[cell.gamma] = result
-    return {key: by_gamma for key, by_gamma in found.items() if len(by_gamma) > 1}
-
-
-def _regularisation_tables(results: Mapping[Cell, Result]) -> list[Table]:
-    tables = []
-    for target in ("gaussian", "softmax"):
-        for weights in dict.fromkeys(cell.weights for cell in results):
-            chosen = _regularised(results, target, weights)
-            gammas = sorted({gamma for by_gamma in chosen.values() for gamma in by_gamma})
-            rows = [
-                [sampler, solver, *(_median_and_jitter(by_gamma.get(gamma)) for gamma in gammas)]
-                for (sampler, solver), by_gamma in chosen.items()
-            ]
-            if rows:
-                title = f"Regularisation, {target} kernel, {weights} weights: median error by gamma"
-                note = "A star: the factorisation needed a raised diagonal on some passage."
-                tables.append(Table(title, ["landmarks", "solver", *(f"{gamma:g}" for gamma in gammas)], rows, note))
-    return tables
-
-
-def _median_and_jitter(result: Result | None) -> str:
-    if result is None:
-        return "-"
+def _median_text(result: Result) -> str:
     middle = result.quartiles()[1]
-    return ("fails" if middle == float("inf") else number(middle)) + ("*" if result.jittered else "")
+    return ("fails" if middle == math.inf else number(middle)) + ("*" if result.jittered else "")
 
 
-def _claims(results: Mapping[Cell, Result]) -> list[Table]:
+def _by_setting(results: Mapping[Cell, Result], target: str) -> Iterator[tuple[str, int, DataFrame]]:
+    """Weights, length and the rows of each setting of a target, at the default regularisation."""
+    frame = _frame(results)
+    default = frame["gamma"].isin([GAMMA]) | frame["gamma"].isna()
+    chosen = frame[(frame["target"] == target) & default & frame["solver"].isin(["", "cholesky"])]
+    for (weights, length), rows in chosen.groupby(["weights", "length"], sort=False):
+        yield weights, length, rows
+
+
+def _comparison(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
+    """The title and the rows of each panel of Figure 1."""
+    for weights, length, rows in _by_setting(results, "softmax"):
+        shown = (rows["method"] != SVD) & rows["sampler"].isin(["", *COMPARED_SAMPLERS])
+        yield f"{weights} weights, n = {length:,}", rows[shown]
+
+
+def _samplers(results: Mapping[Cell, Result], target: str) -> Iterator[tuple[str, DataFrame]]:
+    """The title and the rows of each setting in which all samplers are compared with the best of rank d."""
+    for weights, length, rows in _by_setting(results, target):
+        if (rows["method"] == SVD).any():
+            yield f"{weights} weights, n = {length:,}", rows[rows["method"].isin([SKYFORMER, SVD])]
+
+
+def _regularised(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
+    """The title and the rows of each target and kind of weights, where gamma was varied."""
+    frame = _frame(results)
+    varied = frame[~frame["gamma"].isin([GAMMA]) & frame["gamma"].notna()]
+    places = frame.set_index(["length", "features"]).index.isin(varied.set_index(["length", "features"]).index)
+    chosen = frame[places & frame["gamma"].notna()]
+    for target in TARGETS:
+        for weights in dict.fromkeys(cell.weights for cell in results):
+            rows = chosen[(chosen["target"] == target) & (chosen["weights"] == weights)]
+            several = rows.groupby(["sampler", "solver"])["gamma"].transform("size") > 1
+            if several.any():
+                yield f"{target} kernel, {weights} weights", rows[several]
+
+
+def _error_table(title: str, rows: DataFrame, note: str = "") -> Table:
+    """Median and quartiles: one row per method, one column per number of features."""
+    texts = rows.assign(text=rows["quartiles"].map(median_and_quartiles))
+    shown = texts.pivot(index="label", columns="features", values="text").reindex(rows["label"].unique())
+    return from_frame(title, shown.rename(columns="d = {}".format).rename_axis("method"), note)
+
+
+def _gamma_table(title: str, rows: DataFrame) -> Table:
+    shown = rows.pivot(index=["sampler", "solver"], columns="gamma", values="median")
+    order = list(dict.fromkeys(zip(rows["sampler"], rows["solver"], strict=True)))
+    shown = shown.reindex(order).rename(columns="{:g}".format).rename_axis(["landmarks", "solver"])
+    note = "A star marks settings where the factorisation needed a raised diagonal on some passage."
+    return from_frame(f"Regularisation, {title}: median error by gamma", shown, note)
+
+
+def _claim_table(results: Mapping[Cell, Result]) -> Table:
     """probe against uniform: a third of the error at the same d, and better with a quarter of the landmarks."""
     rows = []
-    for target in ("gaussian", "softmax"):
-        for weights, length in _settings(results, target):
-            chosen = _by_features(results, target, weights, length, _of_samplers)
-            uniform, probe = chosen.get("skyformer, uniform", {}), chosen.get("skyformer, probe", {})
-            if 128 in uniform and {32, 128} <= probe.keys():
-                medians = [r.quartiles()[1] for r in (uniform[128], probe[128], probe[32])]
-                rows.append([target, weights, f"{length:,}", *(number(m) for m in medians), *_verdicts(*medians)])
+    for target in TARGETS:
+        for weights, length, here in _by_setting(results, target):
+            errors = {(r.label, r.features): r.quartiles[1] for r in here.itertuples()}
+            wanted = [("skyformer, uniform", 128), ("skyformer, probe", 128), ("skyformer, probe", 32)]
+            if all(each in errors for each in wanted):
+                medians = [errors[each] for each in wanted]
+                rows.append([target, weights, f"{length:,}", *map(number, medians), *_verdicts(*medians)])
     header = [
         "kernel",
         "weights",
@@ -452,7 +436,7 @@ def _claims(results: Mapping[Cell, Result]) -> list[Table]:
         "at most a third",
         "32 beats 128",
     ]
-    return [Table("The claim: probe landmarks against uniform ones, median errors", header, rows)] if rows else []
+    return Table("The claim: probe landmarks and uniform landmarks, median errors", header, rows)
 
 
 def _verdicts(uniform: float, probe: float, few: float) -> list[str]:
@@ -460,65 +444,26 @@ def _verdicts(uniform: float, probe: float, few: float) -> list[str]:
     return [number(ratio), yes_or_no(ratio <= 1 / 3), yes_or_no(few < uniform)]
 
 
-def _lines(chosen: Mapping[str, Mapping[int, Result]]) -> list[Series]:
-    return [_line(label, of_label) for label, of_label in chosen.items()]
-
-
-def _line(label: str, points: Mapping[Any, Result]) -> Series:
-    x = sorted(points)
-    low, middle, high = zip(*(map(_visible, points[each].quartiles()) for each in x), strict=True)
-    mark = Mark.DASHED if label == "best of rank d" else Mark.LINE
-    return Series(label, x, middle, low, high, mark)
+def _error_panel(title: str, rows: DataFrame, x_label: str) -> Panel:
+    lines = []
+    for label, points in rows.groupby("label", sort=False):
+        ordered = points.sort_values("features")
+        low, middle, high = (list(map(_visible, values)) for values in zip(*ordered["quartiles"], strict=True))
+        mark = Mark.DASHED if label == BEST else Mark.LINE
+        lines.append(Series(label, ordered["features"].tolist(), middle, low, high, mark))
+    return Panel(title, x_label, "relative spectral error", lines, x_log=True, y_log=True)
 
 
 def _visible(error: float) -> float | None:
-    """None where a logarithmic axis has no place for it: exact, or failed."""
+    """None for errors that a logarithmic axis cannot show: exact, or failed."""
     return error if 1e-12 < error < 1e4 else None
 
 
-def _comparison_figure(results: Mapping[Cell, Result]) -> Figure:
-    panels = [
-        Panel(
-            f"{weights} weights, n = {length:,}",
-            "number of features d",
-            "relative spectral error",
-            _lines(_by_features(results, "softmax", weights, length, _in_figure_1)),
-            x_log=True,
-            y_log=True,
-        )
-        for weights, length in _settings(results, "softmax")
-    ]
-    return Figure("figure", "Approximating softmax attention: median and quartiles over heads", panels)
-
-
-def _sampler_figure(results: Mapping[Cell, Result]) -> Figure:
-    panels = []
-    for target in ("gaussian", "softmax"):
-        for weights, length in _settings(results, target):
-            chosen = _by_features(results, target, weights, length, _of_samplers)
-            if "best of rank d" in chosen:
-                title = f"{target} kernel, {weights} weights, n = {length:,}"
-                panels.append(
-                    Panel(title, "landmarks d", "relative spectral error", _lines(chosen), x_log=True, y_log=True)
-                )
-    return Figure("landmarks", "Skyformer by landmark sampler, and the best of rank d", panels)
-
-
-def _gamma_figure(results: Mapping[Cell, Result]) -> Figure:
-    panels = []
-    for target in ("gaussian", "softmax"):
-        for weights in dict.fromkeys(cell.weights for cell in results):
-            chosen = _regularised(results, target, weights)
-            series = [
-                _by_gamma(f"{sampler}, {solver}", by, Mark.LINE if solver == "cholesky" else Mark.DASHED)
-                for (sampler, solver), by in chosen.items()
-            ]
-            panels.append(
-                Panel(f"{target} kernel, {weights} weights", "gamma", "median error", series, x_log=True, y_log=True)
-            )
-    return Figure("gamma", "Skyformer by regularisation and solver", [p for p in panels if p.series], columns=2)
-
-
-def _by_gamma(label: str, by_gamma: Mapping[float, Result], mark: Mark) -> Series:
-    gammas = sorted(by_gamma)
-    return Series(label, gammas, [_visible(by_gamma[gamma].quartiles()[1]) for gamma in gammas], mark=mark)
+def _gamma_panel(title: str, rows: DataFrame) -> Panel:
+    lines = []
+    for (sampler, solver), points in rows.groupby(["sampler", "solver"], sort=False):
+        ordered = points.sort_values("gamma")
+        medians = [_visible(middle) for _, middle, _ in ordered["quartiles"]]
+        mark = Mark.LINE if solver == "cholesky" else Mark.DASHED
+        lines.append(Series(f"{sampler}, {solver}", ordered["gamma"].tolist(), medians, mark=mark))
+    return Panel(title, "gamma", "median error", lines, x_log=True, y_log=True)

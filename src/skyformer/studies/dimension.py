@@ -1,11 +1,12 @@
-"""Theorem 1 on real queries and keys: how large d_stat is, what the bound asks for, how often the guarantee holds, and
-whether `suggest_landmarks` keeps its word. The theorem's quantities are in `theorem.py`.
+"""Theorem 1 on real queries and keys: how large d_stat is, how many landmarks the bound requires, how often the
+guarantee holds, and how often the number of landmarks from `suggest_landmarks` reaches the requested error. The
+quantities of the theorem are in `theorem.py`.
 
 Three kinds of cells:
-- "dimension": d_stat, beta and the bound's d of each head, and the estimate of d_stat that needs no whole matrix.
+- "dimension": d_stat, beta and the bound on d for each head, and the estimate of d_stat that needs no n x n matrix.
 - "draws": the errors of many draws of the landmarks, and whether the Loewner order holds.
-- "suggestion": the d that `suggest_landmarks` gives for each head, and the true error of that many landmarks in draws
-  of their own, on the passage it saw and on one that it did not.
+- "suggestion": the d that `suggest_landmarks` returns for each head, and the true error with that many newly drawn
+  landmarks, on the same passage and on the next one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,20 +25,26 @@ from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.landmarks import SAMPLERS, Candidates, statistical_dimension, suggest_landmarks
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.report.figures import Figure, Mark, Panel, Series
-from skyformer.report.tables import Table, number
+from skyformer.report.tables import NOTHING, Table, from_frame, number
 from skyformer.studies import theorem
-from skyformer.studies.base import check_names, option, quantile
+from skyformer.studies.base import check_names, option
+from skyformer.studies.frames import median_and_quartiles, to_frame
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from pandas import Series as Column
+    from pandas.api.typing import DataFrameGroupBy
+
 DIMENSION, DRAWS, SUGGESTION = "dimension", "draws", "suggestion"
 
 _ROW_SAMPLERS = ["uniform", "stratified", "queries", "probe", "leverage"]
-"""The theorem is about rows; segment means are points of their own."""
+"""The theorem is about rows of [Q; K]; segment means are not rows."""
 
 _ROUNDING = 1e-9
-"""An eigenvalue this far below zero, relative to the largest of C-bar, is taken for rounding."""
+"""A negative eigenvalue up to this size, relative to the largest one of C-bar, counts as rounding."""
 
 _FRESH_DRAWS = 3
 _FIRST_FRESH_SEED = 1_000_000
@@ -45,7 +54,11 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    weights: tuple[str, ...] = option(("pretrained", "initialised"), small=("initialised",), help="Whose Q and K.")
+    weights: tuple[str, ...] = option(
+        ("pretrained", "initialised"),
+        small=("initialised",),
+        help="Weights of the model: pretrained, initialised, or both.",
+    )
     lengths: tuple[int, ...] = option(
         (64, 128, 256, 512),
         small=(32, 64),
@@ -98,7 +111,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """A number a head, heads evenly spread over the layers; over draws, draw by draw and head by head."""
+    """One number per head, with heads spread evenly over the layers; with several draws, one per draw and head."""
 
     d_stat: Numbers = ()
     d_stat_estimate: Numbers = ()
@@ -107,20 +120,20 @@ class Result:
     norm_share: Numbers = ()
     """|C| / |C-bar|."""
     order_kept: int = 0
-    """Draws and heads for which C-bar - C~-bar had no eigenvalue below zero, up to rounding."""
+    """Number of draws and heads for which C-bar - C~-bar has no negative eigenvalue, up to rounding."""
     completed_error: Numbers = ()
-    """|C-bar - C~-bar| / |C|: the guarantee holds where it is at most epsilon."""
+    """|C-bar - C~-bar| / |C|; the guarantee holds if it is at most epsilon."""
     score_error: Numbers = ()
     """|C - C~| / |C|."""
     unseen_error: Numbers = ()
-    """The same on the next passage."""
+    """The same as score_error, on the next passage."""
     suggested: tuple[int, ...] = ()
 
 
 @register_study
 class Dimension(HeadStudy[Options, Cell, Result]):
     name = "dimension"
-    title = "Statistical dimension and how many landmarks it takes (Theorem 1)"
+    title = "Statistical dimension and number of landmarks (Theorem 1)"
     options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
@@ -154,7 +167,7 @@ class Dimension(HeadStudy[Options, Cell, Result]):
             for weights in self.options.weights
             for sampler in self.options.samplers
             for d in self.options.counts
-            # Without replacement there are no more rows to draw than [Q; K] has.
+            # Only uniform landmarks are drawn with replacement; [Q; K] has 2n rows.
             if sampler == "uniform" or d <= 2 * n
         ]
 
@@ -169,7 +182,7 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         ]
 
     def _heads_at(self, n: int) -> int:
-        """The work grows with the third power of n."""
+        """Fewer heads for long passages, because the cost grows with the third power of n."""
         return self.options.heads if n <= 512 else max(1, self.options.heads // (2 if n <= 1024 else 6))
 
     @torch.no_grad()
@@ -239,7 +252,7 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         )
 
     def _true_errors(self, cell: Cell, suggested: Sequence[int], passage: int) -> Numbers:
-        """|C - C~| / |C| of each head over a passage with the landmarks suggested for it, in draws of their own."""
+        """|C - C~| / |C| of each head over a passage, with newly drawn landmarks in the suggested number."""
         query, key = self._points(cell.weights, cell.length, cell.heads, passage)
         identity = torch.eye(cell.length, dtype=torch.float64)[None, None]
         errors = torch.zeros(_FRESH_DRAWS, len(suggested), dtype=torch.float64)
@@ -260,19 +273,20 @@ class Dimension(HeadStudy[Options, Cell, Result]):
         chosen = torch.linspace(0, total - 1, min(heads, total)).round().long()
         return found.query[:, chosen].double(), found.key[:, chosen].double()
 
-    @lru_cache(maxsize=1)  # noqa: B019  the study lives as long as the process
+    @lru_cache(maxsize=1)  # noqa: B019  the study exists as long as the process
     def _completion(self, weights: str, length: int, heads: int, seed: int) -> theorem.Completion:
         query, key = self._points(weights, length, heads, seed)
         return theorem.Completion(query[0], key[0])
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+        by_weights = _heads_by_weights(results)
         found = [
-            *_growth_tables(results),
-            _bound_table(results),
-            *_guarantee_tables(results),
+            *(_growth_table(weights, heads) for weights, heads in by_weights.items()),
+            _bound_table(by_weights),
+            *(_guarantee_table(results, weights) for weights in by_weights),
             _suggestion_table(results),
-            _estimate_table(results),
+            _estimate_table(by_weights),
         ]
         return [table for table in found if table.rows]
 
@@ -286,34 +300,59 @@ def _numbers(values: Tensor) -> Numbers:
     return tuple(significant(float(value)) for value in values)
 
 
-def _present(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def _heads_by_weights(results: Mapping[Cell, Result]) -> dict[str, DataFrame]:
+    """For each kind of weights, a data frame of the dimension cells with one row per head."""
+    cells = {cell: result for cell, result in results.items() if cell.kind == DIMENSION}
+    names = ["d_stat", "d_stat_estimate", "beta", "bound", "norm_share"]
+    frame = to_frame(Cell, cells, **{name: attrgetter(name) for name in names})
+    heads = frame.explode(names).astype(dict.fromkeys(names, float))
+    return {weights: heads[heads["weights"] == weights] for weights in dict.fromkeys(c.weights for c in results)}
 
 
-def _median(values: Sequence[float]) -> str:
-    return number(quantile(values, 0.5))
+def _d_stat_quartiles(heads: DataFrame) -> DataFrame:
+    """By epsilon and length: the quartiles of d_stat over heads and passages."""
+    by_length = heads.groupby(["epsilon", "length"], sort=False)["d_stat"]
+    return by_length.quantile([0.25, 0.5, 0.75]).unstack()
 
 
-def _spread(values: Sequence[float]) -> str:
-    low, middle, high = (number(quantile(values, q)) for q in (0.25, 0.5, 0.75))
-    return f"{middle} [{low}, {high}]"
+def _growth_table(weights: str, heads: DataFrame) -> Table:
+    quartiles = _d_stat_quartiles(heads)
+    texts = quartiles.apply(median_and_quartiles, axis=1)
+    shown = texts.unstack("length").reindex(heads["epsilon"].unique())
+    shown.columns = [f"n = {n:,}" for n in shown.columns]
+    shown["grows as n to the power"] = [_power(quartiles.loc[epsilon, 0.5]) for epsilon in shown.index]
+    note = (
+        "Median [quartiles] over heads and passages. C-bar has 2n rows, so d_stat is below 2n. Last column: between "
+        "the two longest lengths."
+    )
+    return from_frame(f"d_stat, {weights} weights", shown.rename(index=number), note)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _power(medians: Column) -> str:
+    """The slope of log d_stat over log n between the two longest lengths."""
+    if len(medians) < 2:
+        return NOTHING
+    (short, before), (long, after) = list(medians.sort_index().items())[-2:]
+    return f"{math.log(after / before) / math.log(long / short):.2f}"
 
 
-def _share(errors: Sequence[float | None], epsilon: float) -> float:
-    """How many are at most epsilon; one that is missing is not."""
-    return sum(error is not None and error <= epsilon for error in errors) / len(errors)
+def _bound_table(by_weights: Mapping[str, DataFrame]) -> Table:
+    rows = []
+    for weights, heads in by_weights.items():
+        for (n, epsilon), here in heads.groupby(["length", "epsilon"], sort=False):
+            if here["bound"].notna().any():
+                medians = [here[name].median() for name in ("norm_share", "d_stat", "beta")]
+                bounds = [here["bound"].min(), here["bound"].median()]
+                rows.append([weights, f"{n:,}", *map(number, (epsilon, *medians, *bounds))])
+    header = ["weights", "n", "epsilon", "|C| / |C-bar|", "d_stat", "beta", "smallest bound on d", "bound on d"]
+    note = "Medians over heads and passages, and the smallest bound of all. [Q; K] has 2n rows."
+    return Table("The bound of Theorem 1", header, rows, note)
 
 
-def _all_weights(results: Mapping[Cell, Result]) -> list[str]:
-    return list(dict.fromkeys(cell.weights for cell in results))
-
-
-def _of_kind(results: Mapping[Cell, Result], kind: str, weights: str) -> dict[Cell, Result]:
-    return {cell: result for cell, result in results.items() if (cell.kind, cell.weights) == (kind, weights)}
+GUARANTEES: dict[str, Callable[[Result], Numbers]] = {
+    "C-bar <= C~ + lambda I": attrgetter("completed_error"),
+    "|C - C~| <= epsilon |C|": attrgetter("score_error"),
+}
 
 
 def _epsilons(results: Mapping[Cell, Result]) -> list[float]:
@@ -321,121 +360,63 @@ def _epsilons(results: Mapping[Cell, Result]) -> list[float]:
     return sorted(found, reverse=True)
 
 
-def _d_stat_by(results: Mapping[Cell, Result], weights: str) -> dict[float, dict[int, list[float]]]:
-    """epsilon to n to d_stat over heads and passages."""
-    found: dict[float, dict[int, list[float]]] = {}
-    for cell, result in _of_kind(results, DIMENSION, weights).items():
-        assert cell.epsilon is not None
-        found.setdefault(cell.epsilon, {}).setdefault(cell.length, []).extend(_present(result.d_stat))
-    return found
+def _draws(results: Mapping[Cell, Result], weights: str) -> dict[Cell, Result]:
+    return {cell: result for cell, result in results.items() if (cell.kind, cell.weights) == (DRAWS, weights)}
 
 
-def _growth_tables(results: Mapping[Cell, Result]) -> list[Table]:
-    tables = []
-    for weights in _all_weights(results):
-        by_epsilon = _d_stat_by(results, weights)
-        lengths = sorted({n for by_length in by_epsilon.values() for n in by_length})
-        rows = [
-            [number(epsilon), *(_spread(by_length[n]) if n in by_length else "-" for n in lengths), _power(by_length)]
-            for epsilon, by_length in by_epsilon.items()
+def _share_within(errors: Sequence[float | None], epsilon: float) -> float:
+    """The share of errors that are at most epsilon; a missing one is not."""
+    return sum(error is not None and error <= epsilon for error in errors) / len(errors)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _guarantee_table(results: Mapping[Cell, Result], weights: str) -> Table:
+    epsilons, draws = _epsilons(results), _draws(results, weights)
+    rows = [
+        [
+            cell.sampler,
+            f"{cell.count:,}",
+            _percent(result.order_kept / len(result.completed_error)),
+            *(_percent(_share_within(errors(result), e)) for errors in GUARANTEES.values() for e in epsilons),
         ]
-        header = ["epsilon", *(f"n = {n:,}" for n in lengths), "grows as n to the"]
-        note = (
-            "Median [quartiles] over heads and passages; C-bar has 2n rows, so d_stat is below 2n. Last column: from "
-            "the last length but one to the last."
-        )
-        tables.append(Table(f"d_stat, {weights} weights", header, rows, note))
-    return tables
+        for cell, result in draws.items()
+    ]
+    n = max((cell.length for cell in draws), default=0)
+    header = ["landmarks", "d", "C~ <= C-bar", *[f"{epsilon:g}" for epsilon in epsilons] * 2]
+    groups = [("", 3), *((f"{name}, epsilon", len(epsilons)) for name in GUARANTEES)]
+    note = "Shares of draws and heads. The theorem guarantees all three for uniform landmarks at its bound on d."
+    return Table(f"How often the guarantee holds, {weights} weights, n = {n}", header, rows, note, groups)
 
 
-def _power(by_length: Mapping[int, Sequence[float]]) -> str:
-    """The slope of log d_stat over log n between the two longest lengths, of the medians."""
-    if len(by_length) < 2:
-        return "-"
-    short, long = sorted(by_length)[-2:]
-    ratio = quantile(by_length[long], 0.5) / quantile(by_length[short], 0.5)
-    return f"{math.log(ratio) / math.log(long / short):.2f}"
-
-
-def _bound_table(results: Mapping[Cell, Result]) -> Table:
-    rows = []
-    for weights in _all_weights(results):
-        of_kind = _of_kind(results, DIMENSION, weights)
-        for n, epsilon in dict.fromkeys((cell.length, cell.epsilon) for cell in of_kind):
-            here = [result for cell, result in of_kind.items() if (cell.length, cell.epsilon) == (n, epsilon)]
-            bounds = _present([bound for result in here for bound in result.bound])
-            if not bounds:
-                continue
-            medians = [_median(_present([x for result in here for x in of(result)])) for of in _BOUND_COLUMNS]
-            rows.append([weights, f"{n:,}", number(epsilon), *medians, number(min(bounds)), _median(bounds)])
-    header = ["weights", "n", "epsilon", "|C| / |C-bar|", "d_stat", "beta", "least bound on d", "bound on d"]
-    note = "Medians over heads and passages, and the least bound of all. [Q; K] has 2n rows."
-    return Table("The bound of Theorem 1", header, rows, note)
-
-
-_BOUND_COLUMNS: tuple[Callable[[Result], Numbers], ...] = (
-    lambda result: result.norm_share,
-    lambda result: result.d_stat,
-    lambda result: result.beta,
-)
-
-
-def _guarantee_tables(results: Mapping[Cell, Result]) -> list[Table]:
-    epsilons = _epsilons(results)
-    names = [f"{epsilon:g}" for epsilon in epsilons]
-    groups = [("", 2), ("", 1), *((f"{name}, epsilon", len(names)) for name in _GUARANTEES)]
-    note = "Shares of draws and heads. The theorem promises all three for uniform landmarks at its bound on d."
-    tables = []
-    for weights in _all_weights(results):
-        of_kind = _of_kind(results, DRAWS, weights)
-        rows = [
-            [
-                cell.sampler,
-                f"{cell.count:,}",
-                _percent(result.order_kept / len(result.completed_error)),
-                *(_percent(_share(errors(result), e)) for errors in _GUARANTEES.values() for e in epsilons),
-            ]
-            for cell, result in of_kind.items()
-        ]
-        n = max((cell.length for cell in of_kind), default=0)
-        title = f"How often the guarantee holds, {weights} weights, n = {n}"
-        tables.append(Table(title, ["landmarks", "d", "C~ <= C-bar", *names, *names], rows, note, groups))
-    return tables
-
-
-_GUARANTEES: dict[str, Callable[[Result], Numbers]] = {
-    "C-bar <= C~ + lambda I": lambda result: result.completed_error,
-    "|C - C~| <= epsilon |C|": lambda result: result.score_error,
-}
-
-
-def _suggested(results: Mapping[Cell, Result]) -> dict[tuple[str, float, str, int], list[Result]]:
-    """(weights, epsilon, sampler, n) to the results of all passages."""
-    found: dict[tuple[str, float, str, int], list[Result]] = {}
-    for cell, result in results.items():
-        if cell.kind == SUGGESTION:
-            assert cell.epsilon is not None
-            found.setdefault((cell.weights, cell.epsilon, cell.sampler, cell.length), []).append(result)
-    return found
+def _suggested(results: Mapping[Cell, Result]) -> DataFrameGroupBy:
+    """The suggestions of all passages, one row per passage, grouped by weights, epsilon, sampler and length."""
+    cells = {cell: result for cell, result in results.items() if cell.kind == SUGGESTION}
+    names = ("d_stat_estimate", "suggested", "score_error", "unseen_error")
+    frame = to_frame(Cell, cells, **{name: attrgetter(name) for name in names})
+    return frame.groupby(["weights", "epsilon", "sampler", "length"], sort=False)
 
 
 def _suggestion_table(results: Mapping[Cell, Result]) -> Table:
     rows = []
-    for (weights, epsilon, sampler, n), passages in _suggested(results).items():
-        d = [float(each) for result in passages for each in result.suggested]
-        seen = [error for result in passages for error in result.score_error]
-        unseen = [error for result in passages for error in result.unseen_error]
+    for (weights, epsilon, sampler, n), passages in _suggested(results):
+        estimate, d, seen = (
+            passages[name].explode().astype(float) for name in ("d_stat_estimate", "suggested", "score_error")
+        )
+        unseen = passages["unseen_error"].explode().astype(float)
         rows.append(
             [
                 weights,
                 number(epsilon),
                 sampler,
-                _median([value for result in passages for value in _present(result.d_stat_estimate)]),
-                _spread(d),
-                _percent(sum(each >= 2 * n for each in d) / len(d)),
-                _median(_present(seen)),
-                _percent(_share(seen, epsilon)),
-                _percent(_share(unseen, epsilon)),
+                number(estimate.median()),
+                median_and_quartiles(d.quantile([0.25, 0.5, 0.75])),
+                _percent((d >= 2 * n).mean()),
+                number(seen.median()),
+                _percent((seen <= epsilon).mean()),
+                _percent((unseen <= epsilon).mean()),
             ]
         )
     header = [
@@ -444,75 +425,74 @@ def _suggestion_table(results: Mapping[Cell, Result]) -> Table:
         "landmarks",
         "d_stat",
         "suggested d",
-        "asked for all rows",
+        "all rows suggested",
         "true error",
         "within epsilon",
         "within epsilon on the next passage",
     ]
     note = (
-        "suggest_landmarks head by head, and the true error of landmarks drawn afresh. Medians over heads and "
+        "suggest_landmarks for each head, and the true error with newly drawn landmarks. Medians over heads and "
         "passages, d with quartiles; the last two columns are shares of heads and draws."
     )
     return Table("Suggested numbers of landmarks", header, rows, note)
 
 
-def _estimate_table(results: Mapping[Cell, Result]) -> Table:
+def _estimate_table(by_weights: Mapping[str, DataFrame]) -> Table:
     rows = []
-    for weights in _all_weights(results):
-        by_length: dict[int, list[float]] = {}
-        for cell, result in _of_kind(results, DIMENSION, weights).items():
-            pairs = zip(result.d_stat_estimate, result.d_stat, strict=True)
-            by_length.setdefault(cell.length, []).extend(e / d for e, d in pairs if e is not None and d)
-        for n, ratios in sorted(by_length.items()):
-            rows.append([weights, f"{n:,}", *(number(quantile(ratios, q)) for q in (0.0, 0.05, 0.5, 0.95, 1.0))])
-    header = ["weights", "n", "least", "5 %", "median", "95 %", "most"]
-    note = "Over heads, passages and epsilons. The estimate looks at 512 of the 2n rows at most."
-    return Table("Estimated d_stat over true d_stat", header, rows, note)
+    for weights, heads in by_weights.items():
+        ratios = heads.assign(ratio=heads["d_stat_estimate"] / heads["d_stat"].where(heads["d_stat"] > 0))
+        for n, ratio in ratios.groupby("length")["ratio"]:
+            rows.append([weights, f"{n:,}", *map(number, ratio.quantile([0.0, 0.05, 0.5, 0.95, 1.0]))])
+    header = ["weights", "n", "smallest", "5 %", "median", "95 %", "largest"]
+    note = "Over heads, passages and epsilons. The estimate uses at most 512 of the 2n rows."
+    return Table("Estimated d_stat divided by true d_stat", header, rows, note)
 
 
 def _dimension_figure(results: Mapping[Cell, Result]) -> Figure:
     panels = []
-    for weights in _all_weights(results):
-        by_epsilon = _d_stat_by(results, weights)
-        series = [_quartiles(f"epsilon = {epsilon:g}", by_length) for epsilon, by_length in by_epsilon.items()]
-        lengths = sorted({n for by_length in by_epsilon.values() for n in by_length})
-        if lengths:
-            series.append(Series("2n, all rows", lengths, [2.0 * n for n in lengths], mark=Mark.DASHED))
-            panels.append(Panel(f"{weights} weights", "tokens n", "d_stat", series, x_log=True, y_log=True))
+    for weights, heads in _heads_by_weights(results).items():
+        quartiles = _d_stat_quartiles(heads)
+        lines = []
+        for epsilon in heads["epsilon"].unique():
+            by_length = quartiles.loc[epsilon].sort_index()
+            low, middle, high = (by_length[q].tolist() for q in (0.25, 0.5, 0.75))
+            lines.append(Series(f"epsilon = {epsilon:g}", by_length.index.tolist(), middle, low, high))
+        if lines:
+            lengths = sorted(heads["length"].unique().tolist())
+            lines.append(Series("2n, all rows", lengths, [2.0 * n for n in lengths], mark=Mark.DASHED))
+            panels.append(Panel(f"{weights} weights", "tokens n", "d_stat", lines, x_log=True, y_log=True))
     return Figure("figure", "Statistical dimension of [Q; K]: median and quartiles over heads", panels)
-
-
-def _quartiles(label: str, by_x: Mapping[int, Sequence[float]]) -> Series:
-    x = sorted(by_x)
-    low, middle, high = ([quantile(by_x[each], q) for each in x] for q in (0.25, 0.5, 0.75))
-    return Series(label, x, middle, low, high)
 
 
 def _guarantee_figure(results: Mapping[Cell, Result]) -> Figure:
     panels = []
-    for weights in _all_weights(results):
-        of_kind = _of_kind(results, DRAWS, weights)
-        for name, errors in _GUARANTEES.items():
-            series = []
-            for sampler in dict.fromkeys(cell.sampler for cell in of_kind):
-                points = {c.count or 0: errors(r) for c, r in of_kind.items() if c.sampler == sampler}
-                for epsilon, mark in zip(_epsilons(results)[::2], (Mark.LINE, Mark.DASHED), strict=False):
-                    shares = [_share(points[d], epsilon) for d in sorted(points)]
-                    series.append(Series(f"{sampler}, epsilon = {epsilon:g}", sorted(points), shares, mark=mark))
-            if series:
-                panels.append(Panel(f"{name}, {weights}", "landmarks d", "share of draws", series, x_log=True))
+    for weights in dict.fromkeys(cell.weights for cell in results):
+        draws = _draws(results, weights)
+        for name, errors in GUARANTEES.items():
+            lines = [
+                _guarantee_line(draws, sampler, errors, epsilon, mark)
+                for sampler in dict.fromkeys(cell.sampler for cell in draws)
+                for epsilon, mark in zip(_epsilons(results)[::2], (Mark.LINE, Mark.DASHED), strict=False)
+            ]
+            if lines:
+                panels.append(Panel(f"{name}, {weights}", "landmarks d", "share of draws", lines, x_log=True))
     return Figure("guarantee", "How often the guarantee of Theorem 1 holds", panels, columns=2)
 
 
+def _guarantee_line(
+    draws: Mapping[Cell, Result], sampler: str, errors: Callable[[Result], Numbers], epsilon: float, mark: Mark
+) -> Series:
+    points = {c.count or 0: _share_within(errors(r), epsilon) for c, r in draws.items() if c.sampler == sampler}
+    counts = sorted(points)
+    return Series(f"{sampler}, epsilon = {epsilon:g}", counts, [points[d] for d in counts], mark=mark)
+
+
 def _suggestion_figure(results: Mapping[Cell, Result]) -> Figure:
-    panels: dict[tuple[str, float], list[Series]] = {}
-    for (weights, epsilon, sampler, _), passages in _suggested(results).items():
-        d = [float(each) for result in passages for each in result.suggested]
-        estimate = [value or 0.0 for result in passages for value in result.d_stat_estimate]
-        panels.setdefault((weights, epsilon), []).append(Series(sampler, estimate, d, mark=Mark.POINTS))
-    drawn = [
-        Panel(f"{weights} weights, epsilon = {epsilon:g}", "estimated d_stat", "suggested d", series, y_log=True)
-        for (weights, epsilon), series in panels.items()
-    ]
-    title = "Suggested landmarks against the statistical dimension, a point a head"
+    panels: dict[str, list[Series]] = {}
+    for (weights, epsilon, sampler, _), passages in _suggested(results):
+        x, y = (passages[name].explode().astype(float).fillna(0) for name in ("d_stat_estimate", "suggested"))
+        points = Series(sampler, x.tolist(), y.tolist(), mark=Mark.POINTS)
+        panels.setdefault(f"{weights} weights, epsilon = {epsilon:g}", []).append(points)
+    drawn = [Panel(title, "estimated d_stat", "suggested d", points, y_log=True) for title, points in panels.items()]
+    title = "Suggested landmarks and the statistical dimension, one point per head"
     return Figure("suggestion", title, drawn, columns=2)

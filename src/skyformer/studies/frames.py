@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,8 @@ def with_paper(ours: DataFrame, papers: DataFrame, show: Callable[[float], str] 
 
 
 def median_and_quartiles(quartiles: Sequence[float]) -> str:
-    """The 25, 50 and 75 % quantiles as text: 0.2 [0.1, 0.3]."""
-    low, middle, high = map(number, quartiles)
+    """The 25, 50 and 75 % quantiles as text: 0.2 [0.1, 0.3]; an infinite error is a failure."""
+    low, middle, high = (number(x) if x < math.inf else "fails" for x in quartiles)
     return f"{middle} [{low}, {high}]"
 
 

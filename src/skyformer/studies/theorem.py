@@ -1,4 +1,4 @@
-"""Theorem 1 in whole matrices, with the paper's names, for sequences short enough for them.
+"""Theorem 1 with the paper's names, computed from whole matrices and therefore only for short sequences.
 
 C = kappa(Q, K) is the score matrix (n x n), C-bar the kernel matrix of all N = 2n rows of [Q; K], and
 lambda = epsilon |C|. If d landmarks are drawn uniformly and
@@ -25,7 +25,7 @@ from torch import Tensor
 from skyformer.ops.kernels import GaussianKernel
 
 _JITTER = 1e-10
-"""Stands in for the pseudo-inverse of the paper: any ridge only makes C~ smaller, so that C~ <= C-bar stays true."""
+"""Used instead of the paper's pseudo-inverse: a ridge only makes C~ smaller, so C~ <= C-bar stays true."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Completion:
         return statistical_dimension(self.leverage_scores(epsilon)) * (1 + self.ridge(epsilon) / self.norm)
 
     def landmarks_of_theorem_1(self, epsilon: float, delta: float) -> Tensor:
-        """The d from which on the theorem holds: (H,)."""
+        """The smallest d for which the theorem holds: (H,)."""
         scores = self.leverage_scores(epsilon)
         return 28 / 3 * self.stable_rank(epsilon) / beta(scores) * math.log(2 * scores.shape[-1] / delta)
 
@@ -87,13 +87,13 @@ def statistical_dimension(leverage_scores: Tensor) -> Tensor:
 
 
 def beta(leverage_scores: Tensor) -> Tensor:
-    """The largest beta <= d_stat / (N l_i) for all i; 1 when all rows matter alike: (H,)."""
+    """The largest beta <= d_stat / (N l_i) for all i; 1 if all rows are equally important: (H,)."""
     return statistical_dimension(leverage_scores) / (leverage_scores.shape[-1] * leverage_scores.amax(-1))
 
 
 def nystrom(matrix: Tensor, rows: Tensor) -> Tensor:
     """C~-bar = C-bar S (S^T C-bar S)^-1 S^T C-bar for C-bar (H, N, N) and rows (1, d) or (1, H, d)."""
-    # Rows that all heads share may repeat, which adds nothing but a singular matrix.
+    # Rows shared by all heads may repeat; repeated rows would only make the matrix singular.
     rows = rows[0].unique()[None] if rows.dim() == 2 else rows[0]
     rows = rows.expand(matrix.shape[0], -1)
     columns = matrix.gather(2, rows[:, None].expand(-1, matrix.shape[1], -1))
@@ -104,11 +104,15 @@ def nystrom(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 def loewner_gaps(matrix: Tensor, approximation: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest eigenvalue of C-bar - C~-bar: (H,) each. C~-bar <= C-bar if the one is at least 0, and
-    C-bar <= C~-bar + lambda I if the other is at most lambda."""
+    """The smallest and the largest eigenvalue of C-bar - C~-bar: (H,) each. C~-bar <= C-bar if the first is at least 0,
+    and C-bar <= C~-bar + lambda I if the second is at most lambda."""
     eigenvalues = torch.linalg.eigvalsh(matrix - approximation)
     return eigenvalues[:, 0], eigenvalues[:, -1]
 
 
-def spectral_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].clamp(min=0).sqrt()
+def spectral_norm(x: Tensor) -> Tensor:
+    """The largest singular value of each matrix (..., n, p); NaN if an entry is not finite."""
+    gram = x.double().mT @ x.double()
+    broken = ~gram.isfinite().all(-1).all(-1)
+    values = torch.linalg.eigvalsh(gram.masked_fill(broken[..., None, None], 0))[..., -1]
+    return values.clamp(min=0).sqrt().masked_fill(broken, torch.nan)
