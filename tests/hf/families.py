@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 Inputs = dict[str, Tensor]
 LENGTH = 40
 SHORT = 28
-"""How many tokens of the second example of a batch are no padding."""
+"""The tokens of the second example of a batch that are not padding."""
 
 
 def tokens() -> Inputs:
@@ -43,42 +43,39 @@ def noise(name: str, *shape: int) -> Callable[[], Inputs]:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """How a small model is made, and what it is fed; `note` is for the table in the docs."""
+    """How a small model is made, and its inputs. `name` is its class, or more if the class alone does not say it."""
 
-    title: str
     model: str
-    settings: dict[str, Any]
     inputs: Callable[[], Inputs]
-    config: str = ""
+    settings: dict[str, Any]
     part: str = ""
-    note: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or self.model
 
     @property
     def has_padding(self) -> bool:
         return "attention_mask" in self.inputs()
 
     def build(self) -> PreTrainedModel:
-        name = self.config or self.model.removesuffix("Model") + "Config"
+        config = getattr(transformers, self.model.removesuffix("Model") + "Config")
         torch.manual_seed(0)
-        model = getattr(transformers, self.model)(getattr(transformers, name)(**self.settings))
+        model = getattr(transformers, self.model)(config(**self.settings))
         if self.part:
             model = getattr(model, self.part)()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
-                    # Library defaults are so small that all keys would weigh the same.
+                    # The library's defaults are so small that all keys would have the same weight.
                     parameter.normal_(0, 0.2)
         return model.eval()
 
 
 @cache
 def model_of(family: Family) -> PreTrainedModel:
-    """One model a family for all tests; each sets the implementation it wants."""
+    """One model per family for all tests; each test sets the implementation it needs."""
     return family.build()
-
-
-def family(title: str, model: str, inputs: Callable[[], Inputs], settings: dict[str, Any], **more: str) -> Family:
-    return Family(title, model, settings, inputs, **more)
 
 
 SIZES: dict[str, Any] = {
@@ -120,162 +117,125 @@ BOTH: dict[str, Any] = {
 pixels = noise("pixel_values", 2, 3, 24, 24)
 wave = noise("input_values", 2, 700)
 
-FIVE = [
-    family("BERT", "BertModel", tokens, BERT),
-    family("RoBERTa", "RobertaModel", tokens, BERT),
-    family(
-        "DistilBERT",
-        "DistilBertModel",
-        tokens,
-        {
-            "vocab_size": 50,
-            "dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "hidden_dim": 48,
-            "max_position_embeddings": 80,
-            "attention_dropout": 0.0,
-            "dropout": 0.0,
-        },
-    ),
-    family(
-        "ModernBERT",
-        "ModernBertModel",
-        tokens,
-        {**MODERN, "layer_types": ["full_attention"] * 2},
-        note='global layers; the local ones with `local_layers="sdpa"`',
-    ),
-    family("ViT", "ViTModel", pixels, PICTURE),
-]
+DISTILBERT: dict[str, Any] = {
+    "vocab_size": 50,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 80,
+    "attention_dropout": 0.0,
+    "dropout": 0.0,
+}
+GROUPED: dict[str, Any] = {**TEXT, "num_key_value_heads": 2}
+T5: dict[str, Any] = {"vocab_size": 50, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4}
 
+BERT_FAMILY, VIT_FAMILY = Family("BertModel", tokens, BERT), Family("ViTModel", pixels, PICTURE)
+MODERN_FAMILY = Family("ModernBertModel", tokens, {**MODERN, "layer_types": ["full_attention"] * 2})
+LIKE_BERT = (
+    "RobertaModel",
+    "XLMRobertaModel",
+    "XLMRobertaXLModel",
+    "CamembertModel",
+    "RobertaPreLayerNormModel",
+    "Data2VecTextModel",
+    "ErnieModel",
+    "NomicBertModel",
+    "GteModel",
+    "JinaEmbeddingsV3Model",
+    "LayoutLMModel",
+    "MarkupLMModel",
+    "SplinterModel",
+)
+LIKE_VIT = ("SiglipVisionModel", "CLIPVisionModel", "DeiTModel", "BeitModel", "Dinov2Model", "IJepaModel")
 ENCODERS = [
-    *FIVE,
-    family("ELECTRA", "ElectraModel", tokens, {**BERT, "embedding_size": 16}),
-    family("ALBERT", "AlbertModel", tokens, {**BERT, "embedding_size": 16}),
-    family("XLM-RoBERTa", "XLMRobertaModel", tokens, BERT),
-    family("XLM-RoBERTa-XL", "XLMRobertaXLModel", tokens, BERT),
-    family("CamemBERT", "CamembertModel", tokens, BERT),
-    family("RoBERTa-PreLayerNorm", "RobertaPreLayerNormModel", tokens, BERT),
-    family("Data2VecText", "Data2VecTextModel", tokens, BERT),
-    family("ERNIE", "ErnieModel", tokens, BERT),
-    family("X-MOD", "XmodModel", tokens, {**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
-    family("ESM", "EsmModel", tokens, {**BERT, "pad_token_id": 1, "mask_token_id": 3}),
-    family("NomicBERT", "NomicBertModel", tokens, BERT),
-    family("GTE", "GteModel", tokens, BERT),
-    family("Jina embeddings v3", "JinaEmbeddingsV3Model", tokens, BERT),
-    family("EuroBERT", "EuroBertModel", tokens, {**TEXT, **IDS, "mask_token_id": 3}),
-    family("LayoutLM", "LayoutLMModel", tokens, BERT),
-    family("MarkupLM", "MarkupLMModel", tokens, BERT),
-    family("Splinter", "SplinterModel", tokens, BERT),
-    family("SigLIP, text", "SiglipTextModel", tokens, {**TEXT, **IDS}),
-    family("SigLIP, vision", "SiglipVisionModel", pixels, PICTURE),
-    family("CLIP, vision", "CLIPVisionModel", pixels, PICTURE),
-    family("DeiT", "DeiTModel", pixels, PICTURE),
-    family("BEiT", "BeitModel", pixels, PICTURE, note="without relative position bias, as by default"),
-    family("DINOv2", "Dinov2Model", pixels, PICTURE),
-    family("I-JEPA", "IJepaModel", pixels, PICTURE),
-    family(
-        "VideoMAE",
-        "VideoMAEModel",
-        noise("pixel_values", 2, 4, 3, 24, 24),
-        {**PICTURE, "patch_size": 8, "num_frames": 4},
-    ),
-    family(
-        "AST",
+    BERT_FAMILY,
+    *(Family(name, tokens, BERT) for name in LIKE_BERT),
+    Family("DistilBertModel", tokens, DISTILBERT),
+    MODERN_FAMILY,
+    Family("ElectraModel", tokens, {**BERT, "embedding_size": 16}),
+    Family("AlbertModel", tokens, {**BERT, "embedding_size": 16}),
+    Family("XmodModel", tokens, {**BERT, "languages": ["en_XX"], "default_language": "en_XX"}),
+    Family("EsmModel", tokens, {**BERT, "pad_token_id": 1, "mask_token_id": 3}),
+    Family("EuroBertModel", tokens, {**TEXT, **IDS, "mask_token_id": 3}),
+    Family("SiglipTextModel", tokens, {**TEXT, **IDS}),
+    VIT_FAMILY,
+    *(Family(name, pixels, PICTURE) for name in LIKE_VIT),
+    Family("VideoMAEModel", noise("pixel_values", 2, 4, 3, 24, 24), {**PICTURE, "patch_size": 8, "num_frames": 4}),
+    Family(
         "ASTModel",
         noise("input_values", 2, 64, 16),
         {**SIZES, "patch_size": 8, "max_length": 64, "num_mel_bins": 16},
     ),
-    family("Wav2Vec2", "Wav2Vec2Model", wave, SPEECH),
-    family("HuBERT", "HubertModel", wave, SPEECH),
-    family(
-        "Whisper, encoder",
+    Family("Wav2Vec2Model", wave, SPEECH),
+    Family("HubertModel", wave, SPEECH),
+    Family(
         "WhisperModel",
         noise("input_features", 2, 8, 60),
         {**BOTH, **IDS, "num_mel_bins": 8, "max_source_positions": 30, "decoder_start_token_id": 1},
         part="get_encoder",
+        name="WhisperModel (encoder)",
     ),
 ]
-"""Families that every attention serves."""
+"""Families that work with every attention."""
 
 CAUSAL = [
-    family("CLIP, text", "CLIPTextModel", tokens, {**TEXT, **IDS}),
-    family("BERT as a decoder", "BertModel", left_padded, {**BERT, "is_decoder": True}),
-    family(
-        "GPT-2",
-        "GPT2Model",
-        left_padded,
-        {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80},
+    Family("CLIPTextModel", tokens, {**TEXT, **IDS}),
+    Family("BertModel", left_padded, {**BERT, "is_decoder": True}, name="BertModel (is_decoder=True)"),
+    Family("GPT2Model", left_padded, {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80}),
+    Family("LlamaModel", left_padded, GROUPED),
+    Family("Qwen2Model", left_padded, GROUPED),
+    Family("MistralModel", left_padded, {**GROUPED, "sliding_window": None}, name="MistralModel (sliding_window=None)"),
+    Family("OPTModel", left_padded, {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    Family("BartModel", two_texts, {**BOTH, "max_position_embeddings": 80}),
+    Family("MarianModel", two_texts, {**BOTH, **IDS, "max_position_embeddings": 80, "decoder_start_token_id": 1}),
+]
+"""Causal models, which work with exact Kernelized Attention only."""
+
+BIASED = [
+    *(Family(name, two_texts, T5) for name in ("T5Model", "MT5Model", "UMT5Model", "LongT5Model")),
+    Family(
+        "SwitchTransformersModel",
+        two_texts,
+        {**T5, "num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0, "num_experts": 2},
     ),
-    family("Llama", "LlamaModel", left_padded, {**TEXT, "num_key_value_heads": 2}),
-    family("Qwen2", "Qwen2Model", left_padded, {**TEXT, "num_key_value_heads": 2}),
-    family(
-        "Mistral",
-        "MistralModel",
-        left_padded,
-        {**TEXT, "num_key_value_heads": 2, "sliding_window": None},
-        note="without a window",
-    ),
-    family(
-        "OPT",
-        "OPTModel",
-        left_padded,
-        {
-            "vocab_size": 50,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "ffn_dim": 48,
-            "word_embed_proj_dim": 32,
-            "max_position_embeddings": 80,
-        },
-    ),
-    family("BART", "BartModel", two_texts, {**BOTH, "max_position_embeddings": 80}),
-    family(
-        "Marian", "MarianModel", two_texts, {**BOTH, **IDS, "max_position_embeddings": 80, "decoder_start_token_id": 1}
+    Family("UdopModel", lambda: {**two_texts(), "bbox": torch.zeros(2, LENGTH, 4)}, T5),
+    Family(
+        "Pix2StructTextModel",
+        tokens,
+        {**T5, "hidden_size": 32, "initializer_range": 0.02},
     ),
 ]
-"""Decoders, which only exact Kernelized Attention serves."""
+"""Models that use the interface but add a bias to the scores, which no kernel has."""
 
-STRANGERS = {
-    "BigBird": "BigBirdModel",
-    "BLOOM": "BloomModel",
-    "CANINE": "CanineModel",
-    "ConvBERT": "ConvBertModel",
-    "DeBERTa": "DebertaModel",
-    "DeBERTa-v2 and v3": "DebertaV2Model",
-    "FlauBERT": "FlaubertModel",
-    "Funnel": "FunnelModel",
-    "I-BERT": "IBertModel",
-    "LayoutLMv3": "LayoutLMv3Model",
-    "LED": "LEDModel",
-    "Longformer": "LongformerModel",
-    "LUKE": "LukeModel",
-    "Megatron-BERT": "MegatronBertModel",
-    "MPNet": "MPNetModel",
-    "MRA": "MraModel",
-    "Nystromformer": "NystromformerModel",
-    "Perceiver": "PerceiverModel",
-    "Reformer": "ReformerModel",
-    "RemBERT": "RemBertModel",
-    "RoFormer": "RoFormerModel",
-    "SqueezeBERT": "SqueezeBertModel",
-    "Swin v2": "Swinv2Model",
-    "TAPAS": "TapasModel",
-    "WavLM": "WavLMModel",
-    "XLM": "XLMModel",
-    "XLNet": "XLNetModel",
-    "YOSO": "YosoModel",
-}
-"""Models that attend by code of their own."""
-
-BIASED = {
-    "T5": "T5Model",
-    "mT5": "MT5Model",
-    "UMT5": "UMT5Model",
-    "LongT5": "LongT5Model",
-    "Switch Transformers": "SwitchTransformersModel",
-    "UDOP": "UdopModel",
-    "Pix2Struct": "Pix2StructTextModel",
-}
-"""Models that use the interface but add a bias to the scores, which has no place in a kernel."""
+OWN_ATTENTION = (
+    "BigBirdModel",
+    "BloomModel",
+    "CanineModel",
+    "ConvBertModel",
+    "DebertaModel",
+    "DebertaV2Model",
+    "FlaubertModel",
+    "FunnelModel",
+    "IBertModel",
+    "LayoutLMv3Model",
+    "LEDModel",
+    "LongformerModel",
+    "LukeModel",
+    "MegatronBertModel",
+    "MPNetModel",
+    "MraModel",
+    "NystromformerModel",
+    "PerceiverModel",
+    "ReformerModel",
+    "RemBertModel",
+    "RoFormerModel",
+    "SqueezeBertModel",
+    "Swinv2Model",
+    "TapasModel",
+    "WavLMModel",
+    "XLMModel",
+    "XLNetModel",
+    "YosoModel",
+)
+"""Models that compute attention with their own code instead of the interface."""

@@ -48,20 +48,19 @@ from skyformer.landmarks import StratifiedSampler
 from tests.helpers import refused
 from tests.hf.families import (
     BERT,
-    FIVE,
+    BERT_FAMILY,
     IDS,
     LENGTH,
     MODERN,
     PICTURE,
     SHORT,
     TEXT,
+    VIT_FAMILY,
     left_padded,
     model_of,
     pixels,
     tokens,
 )
-
-BERT_FAMILY, VIT_FAMILY = FIVE[0], FIVE[-1]
 
 
 class Layer(nn.Module):
@@ -261,7 +260,7 @@ def test_models_that_share_a_config_and_weights_agree() -> None:
     torch.testing.assert_close(copy.deepcopy(first)(**pixels())[0], expected)
 
 
-@pytest.mark.parametrize("family", [BERT_FAMILY, VIT_FAMILY], ids=lambda family: family.title)
+@pytest.mark.parametrize("family", [BERT_FAMILY, VIT_FAMILY], ids=str)
 def test_evaluation_repeats_and_training_does_not(family: Any) -> None:
     model, inputs = copy.deepcopy(model_of(family)), family.inputs()
     model.set_attn_implementation("few")

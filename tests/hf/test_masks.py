@@ -17,7 +17,7 @@ from transformers.masking_utils import (
 from skyformer.errors import MaskError, UnsupportedError
 from skyformer.hf.masks import Pattern, attached_pattern, mask_with_sdpa_windows, plain_mask, read_mask
 from tests.helpers import refused, scattered_mask
-from tests.hf.families import FIVE, LENGTH, TEXT, model_of, tokens
+from tests.hf.families import BERT_FAMILY, LENGTH, TEXT, model_of, tokens
 
 
 def make(mask_function: Any, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
@@ -132,7 +132,7 @@ def test_other_masks_are_refused(mask: Any, error: type[Exception], words: tuple
 
 
 def test_a_model_takes_a_mask_of_four_dimensions() -> None:
-    model, inputs = model_of(FIVE[0]), tokens()
+    model, inputs = model_of(BERT_FAMILY), tokens()
     model.set_attn_implementation("few")
     plain = model.eval()(**inputs)[0]
     four = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, LENGTH, -1)

@@ -12,10 +12,20 @@ from transformers import AutoModel, BertConfig, BertForSequenceClassification, P
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.hf import extend_positions
 from tests.helpers import refused
-from tests.hf.families import BERT, ENCODERS, Family, tokens
+from tests.hf.families import BERT, BERT_FAMILY, ENCODERS, MODERN_FAMILY, Family, tokens
 from tests.hf.own_models import classifier
 
-STRETCHED = ("BERT", "RoBERTa", "DistilBERT", "ELECTRA", "ALBERT", "XLM-RoBERTa", "CamemBERT", "ERNIE", "SigLIP, text")
+EXTENDED = (
+    "BertModel",
+    "RobertaModel",
+    "DistilBertModel",
+    "ElectraModel",
+    "AlbertModel",
+    "XLMRobertaModel",
+    "CamembertModel",
+    "ErnieModel",
+    "SiglipTextModel",
+)
 LONG = 200
 
 
@@ -24,7 +34,7 @@ def positions(model: PreTrainedModel) -> Tensor:
     return weight.detach()
 
 
-@pytest.mark.parametrize("family", [f for f in ENCODERS if f.title in STRETCHED], ids=lambda family: family.title)
+@pytest.mark.parametrize("family", [f for f in ENCODERS if f.model in EXTENDED], ids=str)
 def test_a_longer_text_runs_and_the_model_loads_again(family: Family, tmp_path: Path) -> None:
     model = family.build()
     before = positions(model)
@@ -45,7 +55,7 @@ def test_a_longer_text_runs_and_the_model_loads_again(family: Family, tmp_path: 
 
 
 def test_positions_between_lie_on_straight_lines() -> None:
-    model = ENCODERS[0].build()
+    model = BERT_FAMILY.build()
     before = positions(model)
     after = positions(extend_positions(model, 2 * len(before) - 1))
     torch.testing.assert_close(after[::2], before)
@@ -53,7 +63,7 @@ def test_positions_between_lie_on_straight_lines() -> None:
 
 
 def test_the_models_own_length_changes_nothing() -> None:
-    model = ENCODERS[0].build()
+    model = BERT_FAMILY.build()
     expected = model(**tokens())[0]
     torch.testing.assert_close(extend_positions(model, 80)(**tokens())[0], expected)
 
@@ -71,17 +81,16 @@ def test_what_is_frozen_stays_frozen_and_heads_follow() -> None:
 
 def test_bad_lengths_and_other_models_are_refused() -> None:
     with refused(InputError, "max_length", "at least", "80", "40"):
-        extend_positions(ENCODERS[0].build(), 40)
+        extend_positions(BERT_FAMILY.build(), 40)
     with refused(InputError, "max_length", "0"):
-        extend_positions(ENCODERS[0].build(), 0)
-    rotary = next(family for family in ENCODERS if family.title == "ModernBERT")
+        extend_positions(BERT_FAMILY.build(), 0)
     with refused(UnsupportedError, "ModernBertModel", "Rotary", "interpolate_pos_encoding"):
-        extend_positions(rotary.build(), LONG)
+        extend_positions(MODERN_FAMILY.build(), LONG)
     with refused(UnsupportedError, "'linformer'", "48 tokens", "max_position_embeddings"):
         extend_positions(classifier("linformer"), LONG)
 
 
 def test_auto_models_are_extended(tmp_path: Path) -> None:
-    ENCODERS[0].build().save_pretrained(tmp_path)
+    BERT_FAMILY.build().save_pretrained(tmp_path)
     model = extend_positions(AutoModel.from_pretrained(tmp_path, attn_implementation="few"), LONG)
     assert model(torch.randint(5, 50, (1, LONG)))[0].shape == (1, LONG, 32)

@@ -24,6 +24,8 @@ from transformers.masking_utils import (
 from skyformer.errors import MaskError, UnsupportedError
 
 _ATTRIBUTE = "_skyformer_pattern"
+_BIASED_WITH_WIDE_MASK = ("Pix2StructTextConfig",)
+"""Configs of models that slice a mask of four dimensions before they pass a bias to the attention function."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def plain_mask(
 ) -> Tensor | None:
     """The padding mask, bool (B, S), with its pattern attached; None if every query attends to every key."""
     if not torch.compiler.is_compiling():
-        _refuse_own_attention(config.__class__)
+        _refuse_other_masks(config.__class__)
     if attention_mask is not None and attention_mask.dim() != 2:
         shape = tuple(attention_mask.shape)
         raise MaskError(
@@ -91,9 +93,14 @@ def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -
 
 
 @cache
-def _refuse_own_attention(config_type: Any) -> None:
-    """Raises for models that build their mask by `attn_implementation` but then compute attention with their own code,
-    which expects a mask of four dimensions."""
+def _refuse_other_masks(config_type: Any) -> None:
+    """Raises for models that build their mask by `attn_implementation` but then expect one of four dimensions, most of
+    them because they compute attention with their own code."""
+    if config_type.__name__ in _BIASED_WITH_WIDE_MASK:
+        raise UnsupportedError(
+            f"{config_type.__name__.removesuffix('Config')} models add a position_bias to the scores, which this "
+            "attention never computes. Use attn_implementation='sdpa' or 'eager' for this model"
+        )
     models: Any = MODEL_MAPPING.get(config_type, None)  # type: ignore[arg-type]
     models = models if isinstance(models, tuple) else (models,)
     if None not in models and not any(model._can_set_attn_implementation() for model in models):
