@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.suite import backward
+from tests.attention.suite import backward, relative_error
 
 Function = Callable[..., Tensor]
+
+SMALL_REFERENCES = Path(__file__).parent / "references"
+"""Outputs and gradients of the authors' implementation for one example and one head of each case."""
+
+
+def authors_outputs(case: str) -> list[dict[str, Tensor]]:
+    """Inputs, outputs and gradients of the authors' implementation, for the case "full" or "padded".
+
+    The second item, with all examples and heads, exists if SKYFORMER_TEST_REFERENCES names the folder that has it.
+    """
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    folders = [SMALL_REFERENCES]
+    if folder := os.environ.get("SKYFORMER_TEST_REFERENCES"):
+        folders.append(Path(folder) / "golden")
+    return [load_file(folder / f"{case}.safetensors") for folder in folders]
+
+
+def reference_error(tensors: dict[str, Tensor], name: str, attention: Function) -> float:
+    """The largest relative error of the output, with masked rows set to zero, and of its three gradients."""
+    inputs = tuple(tensors[x].clone().requires_grad_() for x in "qkv")
+    out = attention(*inputs) * tensors["key_mask"][:, None, :, None]
+    found = (out, *backward(out, inputs, tensors["grad_out"]))
+    parts = ("out", "grad_q", "grad_k", "grad_v")
+    return max(relative_error(x, tensors[f"{name}.{part}"]) for x, part in zip(found, parts, strict=True))
 
 
 def assert_same_with_gradients(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +18,30 @@ from skyformer.ops.kernels import KERNELS
 from skyformer.ops.products import dense_kernel_product
 from skyformer.ops.solve import SOLVERS, SchulzSolver
 from tests.attention.suite import backward, draw, relative_error
-from tests.helpers import assert_same_with_gradients, refused, scattered_mask
-
-safetensors = pytest.importorskip("safetensors.torch")
-
-
-def golden(references: Path, case: str) -> dict[str, Tensor]:
-    """Inputs, outputs and gradients of the authors' implementation; `case` is full or padded."""
-    tensors: dict[str, Tensor] = safetensors.load_file(references / "golden" / f"{case}.safetensors")
-    return tensors
-
-
-def assert_reproduces(
-    tensors: dict[str, Tensor], name: str, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> None:
-    """Output, with masked rows zeroed, and all three gradients to a relative error below 1e-5."""
-    inputs = tuple(tensors[x].clone().requires_grad_() for x in "qkv")
-    out = attention(*inputs) * tensors["key_mask"][:, None, :, None]
-    found = (out, *backward(out, inputs, tensors["grad_out"]))
-    for part, actual in zip(("out", "grad_q", "grad_k", "grad_v"), found, strict=True):
-        assert relative_error(actual, tensors[f"{name}.{part}"]) < 1e-5, part
+from tests.helpers import assert_same_with_gradients, authors_outputs, reference_error, refused, scattered_mask
 
 
 @pytest.mark.parametrize("case", ["full", "padded"])
-class TestGolden:
-    def test_kernelized(self, references: Path, case: str) -> None:
-        tensors = golden(references, case)
-        mask = tensors["key_mask"]
-        assert_reproduces(tensors, "kernelized", lambda q, k, v: kernelized_attention(q, k, v, key_mask=mask))
-
-    def test_softmax(self, references: Path, case: str) -> None:
-        tensors = golden(references, case)
-        mask = tensors["key_mask"]
-        assert_reproduces(tensors, "softmax", lambda q, k, v: softmax_attention(q, k, v, key_mask=mask))
-
-    @pytest.mark.parametrize("solver", ["cholesky", "schulz"])
-    @pytest.mark.parametrize("name", ["skyformer", "skyformer_exact_inverse"])
-    def test_skyformer(self, references: Path, case: str, solver: str, name: str) -> None:
-        tensors = golden(references, case)
-        options: dict[str, Any] = {"landmarks": tensors["skyformer.landmark_index"], "key_mask": tensors["key_mask"]}
-        assert_reproduces(
-            tensors, name, lambda q, k, v: skyformer_attention(q, k, v, gamma=0.1, solver=solver, **options)
-        )
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("softmax", {}),
+        ("kernelized", {}),
+        ("skyformer", {"solver": "cholesky"}),
+        ("skyformer", {"solver": "schulz"}),
+        ("skyformer_exact_inverse", {"solver": "cholesky"}),
+        ("skyformer_exact_inverse", {"solver": "schulz"}),
+    ],
+    ids=str,
+)
+def test_agrees_with_the_authors_implementation(case: str, name: str, options: dict[str, str]) -> None:
+    for tensors in authors_outputs(case):
+        mask, rows = tensors["key_mask"], tensors["skyformer.landmark_index"]
+        attention = {
+            "softmax": partial(softmax_attention, key_mask=mask),
+            "kernelized": partial(kernelized_attention, key_mask=mask),
+        }.get(name, partial(skyformer_attention, key_mask=mask, landmarks=rows, gamma=0.1, **options))
+        assert reference_error(tensors, name, attention) < 1e-5
 
 
 def every_row(batch: int, length: int, size: int) -> Tensor:
