@@ -38,9 +38,9 @@ from skyformer.landmarks import (
     take_rows,
 )
 from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
-from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms
+from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.precision import at_least_float32
-from skyformer.ops.products import MEMORY_BUDGET, Plan, blocked_product, dropout_seed, gram_matrix
+from skyformer.ops.products import MEMORY_BUDGET, Plan, blocked_product, gram_matrix
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
 
 __all__ = [
@@ -102,27 +102,14 @@ def kernelized_attention(
     check_scale(scale)
     if check_finite:
         check_finite_inputs(query=query, key=key, value=value)
-    chosen = get_kernel(kernel)
-    return attend_kernelized(query, key, value, key_mask, is_causal, scale, chosen, dropout_p, generator, memory_budget)
+    plan = Plan(get_kernel(kernel), scale_of(query, scale), is_causal, dropout_p, generator, memory_budget)
+    return attend_kernelized(query, key, value, key_mask, plan)
 
 
-def attend_kernelized(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    kernel: Kernel,
-    dropout_p: float = 0.0,
-    generator: torch.Generator | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Tensor:
+def attend_kernelized(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
     """`kernelized_attention` on checked arguments."""
-    if isinstance(kernel, SoftmaxKernel):
-        return attend_softmax(query, key, value, key_mask, is_causal, scale, dropout_p)
-    seed = dropout_seed(dropout_p, generator)
-    plan = Plan(kernel, _scale_of(query, scale), is_causal, dropout_p, seed, memory_budget)
+    if isinstance(plan.kernel, SoftmaxKernel):
+        return attend_softmax(query, key, value, key_mask, plan.is_causal, plan.scale, plan.dropout_p)
     return _fastest_product(query, key, value, key_mask, plan)
 
 
@@ -192,7 +179,7 @@ def attend_softmax(
         value,
         attn_mask=None if key_mask is None else _additive_mask(query, key_mask, is_causal),
         is_causal=is_causal and key_mask is None,
-        scale=_scale_of(query, scale),
+        scale=scale_of(query, scale),
         dropout_p=dropout_p,
     )
 
@@ -205,10 +192,6 @@ def _additive_mask(query: Tensor, key_mask: Tensor, is_causal: bool) -> Tensor:
         return row.expand(-1, -1, length, -1)
     later = torch.ones(length, size, dtype=torch.bool, device=query.device).triu(1)
     return row.masked_fill(later, -math.inf)
-
-
-def _scale_of(query: Tensor, scale: float | None) -> float:
-    return float(query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 @dataclass(frozen=True)
@@ -335,7 +318,7 @@ def attend_skyformer(
     """`skyformer_attention` on checked arguments. A missing `query_mask` is not replaced by `key_mask` here."""
     # Contiguous here, once: choosing rows and both products would each copy a strided tensor.
     points, keys = (at_least_float32(x).contiguous() for x in (query, key))
-    values, scale = at_least_float32(value), _scale_of(query, settings.scale)
+    values, scale = at_least_float32(value), scale_of(query, settings.scale)
     if isinstance(settings.kernel, SoftmaxKernel):
         keys = _move_to_queries(points, keys, query_mask, key_mask)
         candidates = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)

@@ -24,7 +24,7 @@ from skyformer.attention.base import Attention, Inputs, Promise, computed_in_flo
 from skyformer.attention.registry import register
 from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_positive, check_scale
-from skyformer.functional import softmax_attention
+from skyformer.functional import attend_softmax
 from skyformer.landmarks import take_rows
 from skyformer.ops.noise import draw_seed, uniform_noise
 
@@ -68,7 +68,7 @@ def _attend(inputs: Inputs, queries: _Quota, samples: _Quota, scale: float | Non
     measure = sparsity_measure(query, key, key_mask, samples, seed)
     rows, chosen = _largest(measure, inputs.query_mask, queries)
     mean = _mean_of_valid(value, key_mask)
-    full = softmax_attention(take_rows(query, rows), key, value, key_mask=key_mask, scale=scale)
+    full = attend_softmax(take_rows(query, rows), key, value, key_mask, scale=scale)
     full = torch.where(chosen.unsqueeze(-1), full, mean)
     return mean.expand(-1, -1, query.shape[2], -1).scatter(2, rows.unsqueeze(-1).expand_as(full), full)
 

@@ -10,8 +10,8 @@ from skyformer.attention.base import Attention, Inputs
 from skyformer.attention.registry import register
 from skyformer.checks import check_finite_inputs, check_memory_budget
 from skyformer.functional import attend_kernelized
-from skyformer.ops.kernels import Kernel, get_kernel
-from skyformer.ops.products import MEMORY_BUDGET
+from skyformer.ops.kernels import Kernel, get_kernel, scale_of
+from skyformer.ops.products import MEMORY_BUDGET, Plan
 
 
 @register
@@ -36,14 +36,11 @@ class KernelizedAttention(Attention):
     def attend(self, inputs: Inputs) -> Tensor:
         if self.check_finite:
             check_finite_inputs(query=inputs.query, key=inputs.key, value=inputs.value)
-        return attend_kernelized(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            inputs.key_mask,
-            inputs.is_causal,
-            self.scale,
+        plan = Plan(
             get_kernel(self.kernel),
+            scale_of(inputs.query, self.scale),
+            inputs.is_causal,
             self.dropout_p,
             memory_budget=self.memory_budget,
         )
+        return attend_kernelized(inputs.query, inputs.key, inputs.value, inputs.key_mask, plan)

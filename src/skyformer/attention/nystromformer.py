@@ -22,8 +22,9 @@ from skyformer.attention.registry import register
 from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, ShapeError, UnsupportedError
-from skyformer.functional import softmax_attention
+from skyformer.functional import attend_softmax
 from skyformer.landmarks import Landmarks, segment_means
+from skyformer.ops.kernels import scale_of
 
 CONVOLUTION_BLOCK = 64
 """The number of tokens that one small product of the convolution computes."""
@@ -74,16 +75,15 @@ def _attend(
     of_query = segment_means(query, inputs.query_mask, num_landmarks)
     of_key = segment_means(key, key_mask, num_landmarks)
     active = None if of_key.active is None else of_key.active[:, 0]
-    right = softmax_attention(of_query.points, key, value, key_mask=key_mask, scale=scale)
+    right = attend_softmax(of_query.points, key, value, key_mask, scale=scale)
     middle = iterative_pinv(_landmark_kernel(of_query, of_key, scale), num_iterations) @ right
-    out = softmax_attention(query, of_key.points, middle, key_mask=active, scale=scale)
+    out = attend_softmax(query, of_key.points, middle, active, scale=scale)
     return out if convolution is None else out + convolve_tokens(value, convolution.to(out.dtype), key_mask)
 
 
 def _landmark_kernel(of_query: Landmarks, of_key: Landmarks, scale: float | None) -> Tensor:
     """A = softmax(Q~ K~^T scale) (B, H, d, d), with zero rows and columns for empty slots."""
-    factor = of_query.points.shape[-1] ** -0.5 if scale is None else scale
-    scores = of_query.points @ of_key.points.mT * factor
+    scores = of_query.points @ of_key.points.mT * scale_of(of_query.points, scale)
     if of_query.active is None and of_key.active is None:
         return scores.softmax(-1)
     pair = of_query.all_active().unsqueeze(-1) & of_key.all_active().unsqueeze(-2)

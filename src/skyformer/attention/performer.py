@@ -31,7 +31,7 @@ from skyformer.attention.registry import register
 from skyformer.attention.rows import in_blocks
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import ShapeError, UnknownNameError
-from skyformer.ops.kernels import half_norms
+from skyformer.ops.kernels import half_norms, scale_of
 from skyformer.ops.noise import draw_seed
 from skyformer.ops.tracing import without_compiler
 
@@ -104,7 +104,7 @@ def _gaussian(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 @computed_in_float32
 def _attend(inputs: Inputs, projection: Tensor, feature_map: FeatureMap, scale: float | None) -> Tensor:
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
-    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    root = math.sqrt(scale_of(query, scale))
     # The MPS device has no float64.
     if inputs.is_causal and feature_map is softmax_features and query.device.type != "mps":
         query, key, value = query.double(), key.double(), value.double()

@@ -32,6 +32,7 @@ from skyformer.attention.registry import register
 from skyformer.attention.rows import Move, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
+from skyformer.ops.kernels import scale_of
 from skyformer.ops.noise import draw_seed
 from skyformer.ops.precision import at_least_float32, without_autocast
 from skyformer.ops.tracing import draw_now
@@ -137,7 +138,7 @@ class _Plan:
 def _attend(inputs: Inputs, buckets: Tensor, chunk_size: int, scale: float | None, dropout_p: float) -> Tensor:
     """Fills the sequence up to whole chunks, attends in every round and joins the rounds."""
     query, value, key_mask, tokens = inputs.query, inputs.value, inputs.key_mask, inputs.token_mask()
-    plan = _Plan(chunk_size, inputs.is_causal, query.shape[-1] ** -0.5 if scale is None else scale, dropout_p)
+    plan = _Plan(chunk_size, inputs.is_causal, scale_of(query, scale), dropout_p)
     length, rounds = query.shape[2], buckets.shape[2]
     missing = max(1, -(-length // chunk_size)) * chunk_size - length
     if missing and key_mask is None:

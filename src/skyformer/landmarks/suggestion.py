@@ -30,7 +30,7 @@ from skyformer.errors import InputError, UnsupportedError
 from skyformer.landmarks.base import Candidates, CustomSampler, Landmarks, Sampler, get_sampler
 from skyformer.landmarks.rows import landmark_rows, shuffle_rows, take_rows
 from skyformer.landmarks.samplers import ProbeSampler
-from skyformer.ops.kernels import Kernel, get_kernel
+from skyformer.ops.kernels import Kernel, get_kernel, scale_of
 from skyformer.ops.noise import draw_seed, uniform_noise
 from skyformer.ops.products import gram_matrix
 from skyformer.ops.solve import GAMMA, regularized_solve
@@ -211,8 +211,7 @@ def _candidates(
         raise UnsupportedError(
             f"kernel must be radial, as in Theorem 1; got {chosen.name!r}, which divides each row of scores by its sum"
         )
-    used = query.shape[-1] ** -0.5 if scale is None else scale
-    return Candidates(query.double(), key.double(), query_mask, key_mask, chosen, used)
+    return Candidates(query.double(), key.double(), query_mask, key_mask, chosen, scale_of(query, scale))
 
 
 def _check_below_one(name: str, value: float) -> None:

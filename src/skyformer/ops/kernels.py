@@ -53,6 +53,11 @@ class Kernel(abc.ABC):
 _EXPONENT_FLOOR = {torch.float64: -700.0, torch.float32: -80.0, torch.bfloat16: -80.0, torch.float16: -9.0}
 
 
+def scale_of(x: Tensor, scale: float | None) -> float:
+    """`scale`, or if it is None the default P ** -0.5 for x (..., P)."""
+    return float(x.shape[-1] ** -0.5 if scale is None else scale)
+
+
 def half_norms(x: Tensor, scale: float) -> Tensor:
     """scale |x|^2 / 2, x (..., n, P) to (..., n, 1), without a temporary tensor of the size of x."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() * (scale / 2)

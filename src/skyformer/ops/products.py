@@ -84,8 +84,9 @@ def kernel_product(
     check_probability("dropout_p", dropout_p)
     check_positive("scale", scale)
     check_memory_budget(memory_budget)
-    plan = Plan(get_kernel(kernel), scale, is_causal, dropout_p, dropout_seed(dropout_p, generator), memory_budget)
-    return blocked_product(x, y, v, key_mask, plan)
+    return blocked_product(
+        x, y, v, key_mask, Plan(get_kernel(kernel), scale, is_causal, dropout_p, generator, memory_budget)
+    )
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,8 @@ class Plan:
     scale: float
     is_causal: bool = False
     dropout_p: float = 0.0
-    dropout_seed: int = 0
+    generator: torch.Generator | None = None
     memory_budget: int = MEMORY_BUDGET
-
-
-def dropout_seed(dropout_p: float, generator: torch.Generator | None) -> int:
-    """The seed of the dropout. Without dropout no random number is drawn."""
-    return draw_seed(generator) if dropout_p > 0 else 0
 
 
 def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
@@ -112,7 +108,8 @@ def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, pl
         if not plan.kernel.radial:
             # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
             y = y.masked_fill(~key_mask[:, None, :, None], 0)
-    out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan)
+    seed = draw_seed(plan.generator) if plan.dropout_p > 0 else 0
+    out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan, seed)
     return out.unflatten(0, x.shape[:2]).to(x.dtype)
 
 
@@ -191,8 +188,8 @@ class _KernelProduct(torch.autograd.Function):
 
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        grid = _Grid(x, y, plan)
+    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan, dropout_seed: int) -> Tensor:
+        grid = _Grid(x, y, plan, dropout_seed)
         keep = any(ctx.needs_input_grad) and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
         out = x.new_zeros(*x.shape[:2], v.shape[-1])
         kept = []
@@ -202,7 +199,7 @@ class _KernelProduct(torch.autograd.Function):
             if keep:
                 kept.append(c)
                 grid.inner.release()
-        ctx.plan = plan
+        ctx.plan, ctx.dropout_seed = plan, dropout_seed
         ctx.save_for_backward(x, y, v, out, *kept)
         return out
 
@@ -212,7 +209,7 @@ class _KernelProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, y, v, out, *kept = ctx.saved_tensors
         plan: Plan = ctx.plan
-        grid = _Grid(x, y, plan, only_shape=bool(kept))
+        grid = _Grid(x, y, plan, ctx.dropout_seed, only_shape=bool(kept))
         dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
         row_sums, column_sums = x.new_zeros(*x.shape[:2], 1), y.new_zeros(y.shape[0], 1, y.shape[1])
         sum_slopes = plan.kernel.radial and not plan.kernel.slope_is_value
@@ -232,15 +229,15 @@ class _KernelProduct(torch.autograd.Function):
         elif plan.kernel.radial:
             subtract_dots(dx, x, grad_out, out, plan.scale)
             subtract_dots(dy, y, v, dv, plan.scale)
-        return dx, dy, dv, None
+        return dx, dy, dv, None, None
 
 
 class _Grid:
     """The kernel matrix of x (N, L, P) and y (N, S, P), one block at a time."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: Plan, only_shape: bool = False) -> None:
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, dropout_seed: int, only_shape: bool = False) -> None:
         """`only_shape` leaves out the norms, which are needed for values only."""
-        self.x, self.y, self.plan = x, y, plan
+        self.x, self.y, self.plan, self.dropout_seed = x, y, plan, dropout_seed
         if not only_shape:
             self.half_x = half_norms(x, plan.scale)
             self.half_y = half_norms(y, plan.scale).mT
@@ -284,7 +281,7 @@ class _Grid:
         if self.plan.is_causal and block.j.stop > block.i.start + 1:
             c = c.tril_(block.diagonal)
         if self.plan.dropout_p > 0:
-            c = c.mul_(_dropout_factor(c, self.plan.dropout_p, self.plan.dropout_seed + block.number))
+            c = c.mul_(_dropout_factor(c, self.plan.dropout_p, self.dropout_seed + block.number))
         return c
 
 
