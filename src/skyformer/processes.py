@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
+from importlib import import_module
 from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
@@ -160,7 +162,7 @@ def _wait_for_parent() -> None:
 
 @dataclass(frozen=True)
 class FreshRun:
-    """How a fresh process ended: its exit code, the JSON it printed last (None on failure) and its error output."""
+    """How a call in a fresh process ended: exit code, what the function returned (None on failure), error output."""
 
     exit_code: int
     answer: dict[str, Any] | None
@@ -171,25 +173,38 @@ class FreshRun:
     def out_of_memory(self) -> bool:
         return self.killed_by_oom or (self.exit_code != 0 and is_oom_error(self.stderr))
 
-    @property
-    def reason(self) -> str:
-        """The last line of the error output, or the exit code if there is none."""
-        lines = self.stderr.strip().splitlines()
-        return lines[-1] if lines else f"it ended with exit code {self.exit_code}"
+    def result(self, what: str) -> dict[str, Any]:
+        """The answer; an error with the last line of the error output if `what` failed."""
+        if self.answer is None:
+            lines = self.stderr.strip().splitlines()
+            reason = lines[-1] if lines else f"exit code {self.exit_code}"
+            raise SkyformerError(f"{what} failed in a process of its own: {reason}")
+        return self.answer
 
 
-def run_in_fresh_process(module: str, request: dict[str, Any]) -> FreshRun:
-    """Run `python -m module REQUEST` with the request as JSON; the module prints its answer as one line of JSON.
+def run_in_fresh_process(function: Callable[..., object], **arguments: Any) -> FreshRun:
+    """Call a function of a module in a new process; arguments and answer, a dataclass or dict, travel as JSON.
 
-    A fresh process is what makes peak memory comparable: nothing was allocated or freed in it before.
+    A fresh process makes peak memory comparable, because nothing was allocated or freed in it before.
     """
     kills_before = count_oom_kills()
-    done = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(request)], capture_output=True, text=True, check=False
-    )
+    call = [function.__module__, function.__name__, json.dumps(arguments)]
+    done = subprocess.run([sys.executable, "-c", _ANSWER_CALL, *call], capture_output=True, text=True, check=False)
     oom_was_possible = kills_before is None or count_oom_kills() != kills_before
     answer = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
     return FreshRun(done.returncode, answer, done.stderr, done.returncode == -signal.SIGKILL and oom_was_possible)
+
+
+_ANSWER_CALL = "from skyformer.processes import _answer_call; _answer_call()"
+
+
+def _answer_call() -> None:
+    """What the fresh process does: it ends with its parent, and is the first to be killed if memory runs out."""
+    die_with_parent()
+    prefer_as_oom_victim()
+    module, name, arguments = sys.argv[1:]
+    answer = getattr(import_module(module), name)(**json.loads(arguments))
+    print(json.dumps(asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer))
 
 
 def bfloat16_crashes() -> bool:

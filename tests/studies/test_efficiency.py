@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
+from skyformer.errors import DataError, InputError, SkyformerError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.lra.batching import Batch
-from skyformer.processes import free_bytes
+from skyformer.processes import FreshRun, free_bytes
 from skyformer.studies import efficiency, fresh_steps, run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.efficiency import (
@@ -105,15 +105,14 @@ def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
             take_steps(request_of)
 
 
-def test_a_process_killed_by_the_system_did_not_fit_and_any_other_failure_is_told() -> None:
-    assert read_outcome(-signal.SIGKILL, "", "", by_system=True) is None
-    for no_memory in ("DefaultCPUAllocator: can't allocate memory: you tried ...", "could not create a primitive"):
-        assert read_outcome(1, "", f"RuntimeError: {no_memory}", by_system=False) is None
-    with refused(TrainingError, "KeyError: 'x'"):
-        read_outcome(1, "", "Traceback\nKeyError: 'x'", by_system=False)
-    for number in (signal.SIGSEGV, signal.SIGKILL):
-        with refused(TrainingError, f"code -{number:d}"):
-            read_outcome(-number, "", "", by_system=False)
+def test_a_process_without_memory_does_not_fit_and_any_other_failure_is_an_error() -> None:
+    assert read_outcome(FreshRun(-signal.SIGKILL, None, "", killed_by_oom=True)) is None
+    for message in ("DefaultCPUAllocator: can't allocate memory: you tried ...", "could not create a primitive"):
+        assert read_outcome(FreshRun(1, None, f"RuntimeError: {message}", killed_by_oom=False)) is None
+    with refused(SkyformerError, "KeyError: 'x'"):
+        read_outcome(FreshRun(1, None, "Traceback\nKeyError: 'x'", killed_by_oom=False))
+    with refused(SkyformerError, "exit code -9"):
+        read_outcome(FreshRun(-signal.SIGKILL, None, "", killed_by_oom=False))
 
 
 def test_the_materialised_form_is_softmax_attention() -> None:

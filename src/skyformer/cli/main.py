@@ -19,11 +19,10 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 def build_app() -> typer.Typer:
     import typer
 
-    from skyformer.cli.bench import app as bench
     from skyformer.cli.data import app as data
     from skyformer.cli.demo import add_commands as add_demo
     from skyformer.cli.runs import add_commands as add_runs
-    from skyformer.cli.study import study_app as study
+    from skyformer.cli.study import bench_app, study_app
     from skyformer.cli.sweep import add_commands as add_sweep
     from skyformer.cli.train import add_commands as add_training
 
@@ -47,9 +46,9 @@ def build_app() -> typer.Typer:
     add_training(app)
     add_sweep(app)
     add_runs(app)
-    app.add_typer(bench, name="bench")
+    app.add_typer(bench_app, name="bench")
     app.add_typer(data, name="data")
-    app.add_typer(study, name="study")
+    app.add_typer(study_app, name="study")
     return app
 
 

@@ -20,7 +20,7 @@ from skyformer.report.tables import as_markdown
 from skyformer.studies.base import OptionField, Study, StudyClass, make_options, option_fields
 from skyformer.studies.files import report_tables, write_report
 from skyformer.studies.record import Record, read_record, record_path
-from skyformer.studies.registry import STUDIES
+from skyformer.studies.registry import BENCHMARKS, STUDIES
 from skyformer.studies.run import run_study
 
 NOTHING_YET = "nothing was measured yet; run the same command again, which also resumes a run that was training"
@@ -163,3 +163,4 @@ def _show(study: StudyClass, record: Record[Any, Any], folder: Path) -> None:
 
 
 study_app = build_app(STUDIES, Path("studies"), "Rerun the paper's experiments.")
+bench_app = build_app(BENCHMARKS, Path("benchmarks"), "Measure speed, memory and error on this machine.")

@@ -81,9 +81,9 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
         """The tables of a complete or partial record."""
 
     @classmethod
-    @abc.abstractmethod
     def figures(cls, results: Mapping[CellT, ResultT]) -> Sequence[Figure]:
         """The figures of a complete or partial record; the first is named "figure"."""
+        return ()
 
     @classmethod
     def targets(cls, results: Mapping[CellT, ResultT]) -> Sequence[Target]:

@@ -1,17 +1,13 @@
-"""Training steps in a process of their own: `python -m skyformer.studies.fresh_steps REQUEST` prints what they took.
+"""Training steps in a fresh process, with their time and peak memory.
 
-The process imports no more than a model needs, takes its batches from a file, and may allocate so much memory and no
-more: what does not fit fails in it, and is reported as such.
+The process imports only what a model needs, reads its batches from a file, and may allocate a limited amount of memory:
+steps that need more fail, and are reported as not fitting.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,18 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from skyformer import processes
 from skyformer.attention.base import Attention, Inputs, Promise
-from skyformer.errors import TrainingError
-from skyformer.processes import (
-    count_oom_kills,
-    die_with_parent,
-    is_oom_error,
-    limit_added_memory,
-    peak_bytes,
-    prefer_as_oom_victim,
-    release_free_memory,
-    reset_peak,
-)
+from skyformer.processes import limit_added_memory, peak_bytes, release_free_memory, reset_peak
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -43,11 +30,15 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What to train, on what, and how long.
+    """What to train, on which batches, and for how long.
 
-    config: a RunConfig as YAML. materialised: softmax attention with its scores kept.
-    batches: a file from `save_batches`; the first warms up, the others are timed. batch_size: examples of each to take.
-    seconds: of timed steps, about. may_add: bytes that the process may take beyond what it holds before the first step.
+    Args:
+        config: a RunConfig as YAML.
+        materialised: whether softmax attention keeps its matrix of scores.
+        batches: a file from `save_batches`; the first batch is for the warm-up, the others are timed.
+        batch_size: number of examples to use from each batch.
+        seconds: approximate total time of the timed steps.
+        may_add: bytes that the process may allocate in addition to what it holds before the first step.
     """
 
     config: str
@@ -61,8 +52,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of each timed step and the padded length of its batch; bytes held before the first step, and at most;
-    seconds of a computation that is always the same, to see how fast the machine was at the time."""
+    """Seconds of each timed step and the padded length of its batch; bytes held before the first step, and the peak;
+    seconds of a computation that is always the same, which shows how fast the machine was at the time."""
 
     seconds: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -72,12 +63,12 @@ class Steps:
 
 
 class MaterialisedSoftmax(Attention):
-    """softmax(Q K^T / sqrt(P)) V as it is written, under plain autograd: the scores are formed, and kept for the
-    backward pass."""
+    """softmax(Q K^T / sqrt(P)) V with plain autograd: the matrix of scores is computed and kept for the backward
+    pass."""
 
     name = "softmax"
     exact = True
-    cannot: ClassVar[Mapping[Promise, str]] = {Promise.CAUSAL: "the paper's tasks have no use for it"}
+    cannot: ClassVar[Mapping[Promise, str]] = {Promise.CAUSAL: "the paper's tasks do not need it"}
 
     def attend(self, inputs: Inputs) -> Tensor:
         scores = inputs.query @ inputs.key.mT / math.sqrt(inputs.query.shape[-1])
@@ -87,7 +78,7 @@ class MaterialisedSoftmax(Attention):
 
 
 def materialise(model: nn.Module) -> None:
-    """Every softmax attention of a model in the form that keeps its scores."""
+    """Replace every softmax attention of a model by the form that keeps its scores."""
     for module in list(model.modules()):
         old = getattr(module, "attention", None)
         if isinstance(old, Attention):
@@ -107,31 +98,28 @@ def load_batches(path: str, batch_size: int) -> list[Batch]:
 
 
 def run_in_fresh_process(request: Request) -> Steps | None:
-    """What the steps took, or None if there was not enough memory for them."""
-    command = [sys.executable, "-m", "skyformer.studies.fresh_steps", json.dumps(asdict(request))]
-    before = count_oom_kills()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    by_system = before is None or count_oom_kills() != before
-    return read_outcome(done.returncode, done.stdout, done.stderr, by_system=by_system)
+    """Take the steps in a fresh process; None if there was not enough memory for them."""
+    return read_outcome(processes.run_in_fresh_process(_take_steps, **asdict(request)))
 
 
-def read_outcome(code: int, stdout: str, stderr: str, *, by_system: bool) -> Steps | None:
-    """A process that failed for want of memory, or that the system killed for it, did not fit; any other failure is
-    an error."""
-    if code == 0:
-        answer: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
-        return Steps(**{**answer, "seconds": tuple(answer["seconds"]), "lengths": tuple(answer["lengths"])})
-    if (code == -signal.SIGKILL and by_system) or is_oom_error(stderr):
+def read_outcome(run: processes.FreshRun) -> Steps | None:
+    """None if the steps ran out of memory; any other failure is an error."""
+    if run.out_of_memory:
         return None
-    last = stderr.strip().splitlines()[-1] if stderr.strip() else f"it ended with code {code}"
-    raise TrainingError(f"the process of the training steps failed: {last}")
+    answer = run.result("the training steps")
+    return Steps(**{**answer, "seconds": tuple(answer["seconds"]), "lengths": tuple(answer["lengths"])})
+
+
+def _take_steps(**request: Any) -> Steps:
+    return take_steps(Request(**request))
 
 
 def take_steps(request: Request) -> Steps:
-    """The work of the fresh process."""
+    """Train and measure in this process."""
     from skyformer.training.building import build_model
     from skyformer.training.config import from_yaml
 
+    torch.set_num_threads(request.threads)
     config = from_yaml(request.config)
     model = build_model(config).train()
     if request.materialised:
@@ -150,13 +138,13 @@ def take_steps(request: Request) -> Steps:
 
 
 def check_peak(added: int, may_add: int) -> None:
-    """Steps that found more room than they may take, in holes that the heap already had, did not fit either."""
+    """Raise an error if the steps used more than their limit, which is possible in free parts of the heap."""
     if added > may_add:
-        raise MemoryError(f"the steps may add {may_add:,} bytes to what the process held; they added {added:,}")
+        raise MemoryError(f"the steps may add at most {may_add:,} bytes; they added {added:,}")
 
 
 def training_step(model: nn.Module, config: RunConfig) -> Callable[[Batch], object]:
-    """Forward, backward, clipping and the optimiser, as a run of the config does them."""
+    """Forward, backward, clipping and the optimizer, as in a run of this config."""
     from skyformer.training.building import Trainee
 
     return Trainee(config, model).step
@@ -168,8 +156,8 @@ def time_steps(
     budget: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], list[int]]:
-    """Seconds and lengths of whole passes over the batches: two steps at least, and no pass more than the budget has
-    room for."""
+    """Seconds and lengths of complete passes over the batches: at least two steps, and no pass that would exceed the
+    budget of seconds."""
     seconds: list[float] = []
     for passes in range(MOST_PASSES):
         if len(seconds) >= FEWEST_STEPS and sum(seconds) * (passes + 1) / passes > budget:
@@ -182,12 +170,12 @@ def time_steps(
 
 
 def padded_length(batch: Batch) -> int:
-    """Tokens of an example; of a pair, both halves."""
+    """Tokens of an example; for a pair, of both sequences."""
     return batch.tokens.shape[1] + (0 if batch.second is None else batch.second.shape[1])
 
 
 def reference_seconds(repeats: int = 7) -> float:
-    """A product of matrices and a pass over memory, the median of a few times."""
+    """The median time of a matrix product and a pass over memory."""
     matrix, row = torch.full((1024, 1024), 0.5), torch.ones(1 << 22)
     taken = []
     for _ in range(repeats):
@@ -195,15 +183,3 @@ def reference_seconds(repeats: int = 7) -> float:
         (matrix @ matrix).sum() + row.exp().sum()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
-
-
-def main() -> None:
-    request = Request(**json.loads(sys.argv[1]))
-    die_with_parent()
-    prefer_as_oom_victim()
-    torch.set_num_threads(request.threads)
-    print(json.dumps(asdict(take_steps(request))))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Inputs to measure on: what attention costs does not depend on them, but how well it can be approximated does."""
+"""Inputs of the attention benchmarks; speed does not depend on them, but the approximation error does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def make_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (B, H, n, P) in float32.
 
-    - "walk": points on a smooth closed curve in P dimensions, a few of its turns along the sequence, plus a little
-      noise; queries and keys share the curve. Neighbours resemble each other, as in most real sequences.
+    - "walk": points on a smooth closed curve in P dimensions plus a little noise; queries and keys share the curve.
+      Neighbours are similar, as in most real sequences.
     - "normal": independent standard normal entries, which no low-rank method can approximate well.
     """
     if kind not in DATA:
@@ -27,7 +27,7 @@ def make_tokens(
     batch, heads, length, dim = shape
     frequency = torch.randint(1, 9, (batch, heads, 1, dim), generator=generator)
     phase = torch.rand(batch, heads, 1, dim, generator=generator)
-    turn = torch.arange(length).view(1, 1, -1, 1) / length
-    curve = torch.sin(2 * torch.pi * (frequency * turn + phase))
+    position = torch.arange(length).view(1, 1, -1, 1) / length
+    curve = torch.sin(2 * torch.pi * (frequency * position + phase))
     q, k = (curve + 0.1 * torch.randn(shape, generator=generator) for _ in range(2))
     return q, k, torch.randn(shape, generator=generator)

@@ -1,1 +1,0 @@
-"""Measuring attention: correctness first, then time (interleaved), memory (fresh processes) and error."""

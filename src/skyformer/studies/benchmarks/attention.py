@@ -1,0 +1,245 @@
+"""Time, memory and error of attentions as the sequence grows, beside `F.scaled_dot_product_attention`.
+
+Every contender is first checked against a dense float64 computation; a wrong one stops the benchmark. Peak memory is
+then measured in a fresh process for each contender, times are measured interleaved in one process, and the error is
+that of the output against exact attention of the same kind.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+
+import torch
+
+from skyformer.functional import kernelized_attention, softmax_attention
+from skyformer.processes import peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.tables import NOTHING, Table, number
+from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.benchmarks.contenders import PEERS, SDPA, Contender, Shape, choose_contenders, find_contender
+from skyformer.studies.benchmarks.correctness import check_contender, relative_error
+from skyformer.studies.benchmarks.timing import interleave, rounded
+from skyformer.studies.record import significant
+from skyformer.studies.registry import register_benchmark
+
+SLOW_SECONDS = 5.0
+"""A step that takes longer in its fresh process is not repeated, because noise no longer matters."""
+
+ROWS_FOR_ERROR = 512
+LONGEST_EXACT_ERROR = 16384
+"""Beyond this length, the rounding error of exact attentions is not measured: it takes long and stays the same."""
+
+
+@dataclass(frozen=True)
+class Options:
+    lengths: tuple[int, ...] = option(
+        (1024, 4096, 16384, 65536), small=(256, 1024), least=1, required=True, help="Sequence lengths."
+    )
+    attention: tuple[str, ...] = option(
+        ("kernelized", "skyformer"), required=True, help="Attentions to measure, or 'all' of them."
+    )
+    batch: int = option(1, least=1, help="Batch size B.")
+    heads: int = option(2, least=1, help="Number of heads H.")
+    head_dim: int = option(32, least=1, help="Head dimension P.")
+    landmarks: int = option(128, least=1, help="Number of landmarks or features d.")
+    dtype: str = option("float32", help="float32, float64, bfloat16 or float16.")
+    data: str = option("walk", help="Inputs: 'walk' (smooth sequences) or 'normal' (noise).")
+    repeats: int = option(7, small=2, least=1, help="Repetitions of each timing.")
+    seed: int = option(0, help="Seed for inputs and landmarks.")
+    peers: bool = option(False, help="Also measure other packages, those of the extra 'peers' that are installed.")
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What a fresh process measured in its only step: seconds, bytes it added at most, and bytes of its inputs."""
+
+    seconds: float
+    added_bytes: int
+    input_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one length.
+
+    forward_seconds is empty for a step that was timed only once, in its fresh process.
+    """
+
+    name: str
+    forward_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    added_bytes: int
+    input_bytes: int
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Result:
+    rows: tuple[Row, ...]
+
+
+@register_benchmark
+class AttentionBenchmark(Study[Options, Shape, Result]):
+    name = "attention"
+    title = "Time, memory and error of attention as the sequence grows"
+    options_type, cell_type, result_type = Options, Shape, Result
+    is_timing_study, default_threads = True, 2
+
+    def facts(self) -> Mapping[str, Fact]:
+        return {"contenders": ", ".join(each.name for each in self._contenders), "repeats": self.options.repeats}
+
+    def cells(self) -> Sequence[Shape]:
+        chosen = self.options
+        rest = (chosen.batch, chosen.heads, chosen.head_dim, chosen.landmarks, chosen.dtype, chosen.data, chosen.seed)
+        return [Shape(length, *rest) for length in sorted(chosen.lengths)]
+
+    def measure(self, cell: Shape) -> Result:
+        for contender in self._contenders:
+            check_contender(contender, cell)
+        fresh = {each.name: measure_fresh(each.name, cell) for each in self._contenders}
+        quick = [each for each in self._contenders if fresh[each.name].seconds <= SLOW_SECONDS]
+        times = time_interleaved(quick, cell, self.options.repeats)
+        return Result(tuple(_row(each, cell, fresh[each.name], times.get(each.name)) for each in self._contenders))
+
+    @cached_property
+    def _contenders(self) -> list[Contender]:
+        return choose_contenders(self.options.attention, self.options.peers)
+
+    @classmethod
+    def tables(cls, results: Mapping[Shape, Result]) -> Sequence[Table]:
+        return [_main_table(results), *_peers_table(results)]
+
+    @classmethod
+    def figures(cls, results: Mapping[Shape, Result]) -> Sequence[Figure]:
+        panels = [
+            _panel(results, "time", "forward and backward (s)", lambda row: min(row.step_seconds)),
+            _panel(results, "memory", "memory added (MB)", lambda row: row.added_bytes / 1e6),
+            _panel(results, "error", "relative error against exact attention", lambda row: row.error),
+        ]
+        return [Figure("figure", f"Attention, {_describe(results)}", [panel for panel in panels if panel.series])]
+
+
+def time_interleaved(
+    contenders: Sequence[Contender], shape: Shape, repeats: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of every forward pass and of every whole step, by contender."""
+    work = {each.name: each.workload(shape) for each in contenders}
+    for each in work.values():
+        each.step()
+        each.step()
+    return interleave({name: each.step for name, each in work.items()}, repeats)
+
+
+def measure_fresh(name: str, shape: Shape) -> Fresh:
+    """Measure one step of a contender in a fresh process."""
+    run = run_in_fresh_process(measure_here, name=name, shape=asdict(shape), threads=torch.get_num_threads())
+    return Fresh(**run.result(f"{name} at length {shape.length}"))
+
+
+def measure_here(name: str, shape: dict[str, int | str], threads: int) -> Fresh:
+    """Measure one step of a contender in this process."""
+    torch.set_num_threads(threads)
+    contender, full = find_contender(name), Shape(**shape)  # type: ignore[arg-type]
+    # A short step first, so that libraries and thread pools are loaded before the measurement.
+    contender.workload(replace(full, length=min(full.length, 8 * full.landmarks), batch=1)).step()
+    work = contender.workload(full)
+    gc.collect()
+    release_free_memory()
+    before = reset_peak()
+    _, seconds = work.step()
+    added = max(0, peak_bytes() - before)
+    return Fresh(seconds, added, sum(x.numel() * x.element_size() for x in work.inputs))
+
+
+@torch.no_grad()
+def approximation_error(contender: Contender, shape: Shape) -> float | None:
+    """|approximation - exact| / |exact| on evenly spaced query rows; None for layers.
+
+    "Exact" is Kernelized Attention for itself and for Skyformer, and softmax attention for all others.
+    """
+    exact_itself = contender.name in (SDPA.name, "kernelized")
+    if contender.layer or (exact_itself and shape.length > LONGEST_EXACT_ERROR):
+        return None
+    q, k, v = (x.detach() for x in shape.draw())
+    torch.manual_seed(shape.seed)
+    out = contender.build(shape)(q, k, v)
+    rows = torch.linspace(0, shape.length - 1, min(ROWS_FOR_ERROR, shape.length)).long()
+    exact = kernelized_attention if contender.name in ("kernelized", "skyformer") else softmax_attention
+    expected = exact(q[:, :, rows].double(), k.double(), v.double())
+    return significant(relative_error(out[:, :, rows], expected))
+
+
+def _row(contender: Contender, shape: Shape, fresh: Fresh, times: list[tuple[float, float]] | None) -> Row:
+    forward, step = ([each[part] for each in times or []] for part in (0, 1))
+    return Row(
+        contender.name,
+        rounded(forward),
+        rounded(step or [fresh.seconds]),
+        fresh.added_bytes,
+        fresh.input_bytes,
+        approximation_error(contender, shape),
+    )
+
+
+def _main_table(results: Mapping[Shape, Result]) -> Table:
+    rows: list[list[str]] = []
+    rules: list[int] = []
+    for shape, result in results.items():
+        rules.append(len(rows))
+        baseline = next(row for row in result.rows if row.name == SDPA.name)
+        rows += [[f"{shape.length:,}", *_shown(row, baseline)] for row in result.rows]
+    note = (
+        "Best of all repetitions. MB: what one step adds to its inputs, in a fresh process. Speed-up and MB ratio "
+        "compare with F.scaled_dot_product_attention (sdpa). Error: against exact attention of the same kind."
+    )
+    header = ["tokens", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
+    return Table(f"Forward and backward, {_describe(results)}", header, rows, note, rules=rules[1:])
+
+
+def _shown(row: Row, baseline: Row) -> list[str]:
+    step = min(row.step_seconds)
+    return [
+        row.name,
+        number(1e3 * min(row.forward_seconds)) if row.forward_seconds else NOTHING,
+        number(1e3 * step),
+        f"{min(baseline.step_seconds) / step:.2f}x",
+        number(row.added_bytes / 1e6),
+        f"{row.added_bytes / max(1, baseline.added_bytes):.2f}x",
+        NOTHING if row.error is None else f"{row.error:.1e}",
+    ]
+
+
+def _peers_table(results: Mapping[Shape, Result]) -> list[Table]:
+    """This package against others with the same mechanism, by the median of whole steps."""
+    rows = []
+    for shape, result in results.items():
+        medians = {row.name: statistics.median(row.step_seconds) for row in result.rows}
+        for peer in PEERS:
+            ours = f"{peer.rival} layer" if peer.layer else str(peer.rival)
+            if peer.name in medians and ours in medians:
+                rows.append([f"{shape.length:,}", ours, peer.name, f"{medians[ours] / medians[peer.name]:.2f}x"])
+    title = "Other packages with the same mechanism: our time / theirs"
+    return [Table(title, ["tokens", "ours", "theirs", "ratio"], rows)] if rows else []
+
+
+def _panel(results: Mapping[Shape, Result], title: str, label: str, value: Callable[[Row], float | None]) -> Panel:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for shape, result in results.items():
+        for row in result.rows:
+            y = value(row)
+            if y is not None and y > 1e-12:
+                points.setdefault(row.name, []).append((shape.length, y))
+    series = [Series(name, [x for x, _ in each], [y for _, y in each]) for name, each in points.items()]
+    return Panel(title, "tokens", label, series, x_log=True, y_log=True)
+
+
+def _describe(results: Mapping[Shape, Result]) -> str:
+    shape = next(iter(results))
+    return (
+        f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.landmarks} features, {shape.dtype}, "
+        f"inputs {shape.data!r}"
+    )

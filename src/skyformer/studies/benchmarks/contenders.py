@@ -1,0 +1,267 @@
+"""The contenders of the attention benchmarks: this package's attentions, PyTorch's, and those of other packages.
+
+A contender turns a `Shape` into a `Workload`: the forward pass as a function, the tensors that get gradients, and a
+gradient for the output. Functions start from q, k, v (B, H, n, P); layers, which have projections of their own, start
+from x (B, n, H P).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skyformer.attention import attention_class, attention_options, build_attention, list_attentions
+from skyformer.attention.multihead import MultiheadAttention
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.studies.benchmarks.inputs import make_tokens
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of one measurement: n, B, H, P, the number of features d, the dtype and the kind of input."""
+
+    length: int
+    batch: int = 1
+    heads: int = 2
+    head_dim: int = 32
+    landmarks: int = 128
+    dtype: str = "float32"
+    data: str = "walk"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("length", "batch", "heads", "head_dim", "landmarks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.dtype not in DTYPES:
+            raise UnknownNameError("dtype", self.dtype, DTYPES)
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v (B, H, n, P)."""
+        size = (self.batch, self.heads, self.length, self.head_dim)
+        q, k, v = make_tokens(self.data, size, torch.Generator().manual_seed(self.seed))
+        dtype = DTYPES[self.dtype]
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+
+    def draw_layer_input(self) -> Tensor:
+        """x (B, n, H P)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.batch, self.length, self.width, generator=generator).to(DTYPES[self.dtype])
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A forward and backward pass that can be repeated."""
+
+    forward: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+    parameters: tuple[Tensor, ...]
+    grad: Tensor
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of the forward pass, and of forward and backward together."""
+        for x in (*self.inputs, *self.parameters):
+            x.grad = None
+        start = time.perf_counter()
+        out = self.forward()
+        middle = time.perf_counter()
+        out.backward(self.grad)
+        return middle - start, time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`make` returns a function of q, k, v or, for a layer, of x."""
+
+    name: str
+    layer: bool
+    make: Callable[[Shape], Callable[..., Tensor]]
+    requires: str | None = None
+    """The package it comes from, if not this one."""
+    rival: str | None = None
+    """The attention of this package that is the same mechanism."""
+
+    def available(self) -> bool:
+        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+    def build(self, shape: Shape) -> Callable[..., Tensor]:
+        made = self.make(shape)
+        return made.to(DTYPES[shape.dtype]) if isinstance(made, nn.Module) else made
+
+    def workload(self, shape: Shape) -> Workload:
+        torch.manual_seed(shape.seed)
+        run = self.build(shape)
+        drawn = (shape.draw_layer_input(),) if self.layer else shape.draw()
+        inputs = tuple(x.requires_grad_() for x in drawn)
+        parameters = tuple(run.parameters()) if isinstance(run, nn.Module) else ()
+        grad = torch.randn(inputs[-1].shape, generator=torch.Generator().manual_seed(1)).to(inputs[0].dtype)
+        return Workload(lambda: run(*inputs), inputs, parameters, grad)
+
+
+class _FirstOutput(nn.Module):
+    """A layer that returns a tuple; `call` passes x to it."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.call(self.layer, x)[0]
+        return out
+
+
+def attention_contender(name: str) -> Contender:
+    """An attention of the registry, with d features if it has such an option."""
+    attention_class(name)
+
+    def make(shape: Shape) -> nn.Module:
+        options = _feature_options(name, shape)
+        return build_attention(name, shape.heads, shape.head_dim, max_length=shape.length, **options)
+
+    return Contender(name, False, make)
+
+
+def layer_contender(name: str) -> Contender:
+    """The same inside `MultiheadAttention`, for a comparison with packages that include projections."""
+
+    def make(shape: Shape) -> nn.Module:
+        options = _feature_options(name, shape)
+        if name == "linformer":
+            options["max_length"] = shape.length
+        layer = MultiheadAttention(shape.width, shape.heads, batch_first=True, attention=name, **options)
+        return _FirstOutput(layer, lambda layer, x: layer(x, x, x, need_weights=False))
+
+    return Contender(f"{name} layer", True, make)
+
+
+def _feature_options(name: str, shape: Shape) -> dict[str, Any]:
+    known = attention_options(name)
+    return {option: shape.landmarks for option in ("num_landmarks", "num_features") if option in known}
+
+
+class _PlainLinformer(nn.Module):
+    """softmax(Q (E K)^T) (E V), written out: the cheapest attention with d features."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        size = (shape.heads, shape.landmarks, shape.length)
+        self.projection = nn.Parameter(torch.randn(size) * shape.length**-0.5)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.projection @ k, self.projection @ v
+        return torch.softmax(q @ keys.mT * q.shape[-1] ** -0.5, -1) @ values
+
+
+def _nystrom_attention(shape: Shape) -> nn.Module:
+    from nystrom_attention import NystromAttention
+
+    sizes = {"dim": shape.width, "dim_head": shape.head_dim, "heads": shape.heads, "num_landmarks": shape.landmarks}
+    layer: nn.Module = NystromAttention(**sizes)
+    return layer
+
+
+def _performer(shape: Shape) -> nn.Module:
+    from performer_pytorch import FastAttention
+
+    layer: nn.Module = FastAttention(dim_heads=shape.head_dim, nb_features=shape.landmarks)
+    return layer
+
+
+def _linformer(shape: Shape) -> nn.Module:
+    from linformer import LinformerSelfAttention
+
+    layer: nn.Module = LinformerSelfAttention(shape.width, shape.length, k=shape.landmarks, heads=shape.heads)
+    return layer
+
+
+def _transformers_nystromformer(shape: Shape) -> nn.Module:
+    from transformers import NystromformerConfig
+    from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+    config = NystromformerConfig(
+        hidden_size=shape.width,
+        num_attention_heads=shape.heads,
+        num_landmarks=shape.landmarks,
+        segment_means_seq_len=shape.length,
+        attention_probs_dropout_prob=0.0,
+    )
+    return _FirstOutput(NystromformerSelfAttention(config), lambda layer, x: layer(x))
+
+
+def _transformers_bigbird(shape: Shape) -> nn.Module:
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    config = BigBirdConfig(hidden_size=shape.width, num_attention_heads=shape.heads, attention_probs_dropout_prob=0.0)
+    no_padding = torch.ones(shape.batch, shape.length)
+    blocked, band, start, end = BigBirdModel.create_masks_for_block_sparse_attn(no_padding, config.block_size)
+    layer = BigBirdBlockSparseAttention(config, seed=shape.seed)
+    return _FirstOutput(layer, lambda layer, x: layer(x, band, start, end, blocked, blocked))
+
+
+def _transformers_reformer(shape: Shape) -> nn.Module:
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    config = ReformerConfig(
+        hidden_size=shape.width,
+        num_attention_heads=shape.heads,
+        attention_head_size=shape.head_dim,
+        lsh_attn_chunk_length=32,
+        num_hashes=2,
+        num_buckets=64,
+        lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=False,
+    )
+    return _FirstOutput(LSHSelfAttention(config), lambda layer, x: layer(x))
+
+
+SDPA = Contender("sdpa", False, lambda shape: F.scaled_dot_product_attention)
+PLAIN_LINFORMER = Contender("plain linformer", False, _PlainLinformer)
+PEERS = (
+    Contender("nystrom-attention", True, _nystrom_attention, "nystrom_attention", "nystromformer"),
+    Contender("performer-pytorch", False, _performer, "performer_pytorch", "performer"),
+    Contender("linformer package", True, _linformer, "linformer", "linformer"),
+    Contender("transformers Nystromformer", True, _transformers_nystromformer, "transformers", "nystromformer"),
+    Contender("transformers BigBird", True, _transformers_bigbird, "transformers", "bigbird"),
+    Contender("transformers Reformer", True, _transformers_reformer, "transformers", "reformer"),
+)
+
+
+def find_contender(name: str) -> Contender:
+    """A contender by the name it is listed under."""
+    known = {each.name: each for each in (SDPA, PLAIN_LINFORMER, *PEERS)}
+    if name in known:
+        return known[name]
+    if name.endswith(" layer"):
+        return layer_contender(name.removesuffix(" layer"))
+    return attention_contender(name)
+
+
+def choose_contenders(attentions: Sequence[str], peers: bool) -> list[Contender]:
+    """`F.scaled_dot_product_attention`, the given attentions ("all" means every one), and the installed peers.
+
+    Peers that are layers are compared with layers: Skyformer, and the same mechanism if it is among the attentions.
+    """
+    everything = tuple(attentions) == ("all",)
+    names = list_attentions() if everything else attentions
+    chosen = [SDPA] + [attention_contender(name) for name in names if name != "softmax"]
+    if not peers:
+        return chosen
+    others = [peer for peer in PEERS if peer.available() and (peer.rival in names or not everything)]
+    rivals = [peer.rival for peer in others if peer.layer and peer.rival in names]
+    layers = dict.fromkeys(["skyformer", *(rival for rival in rivals if rival is not None)])
+    return [*chosen, PLAIN_LINFORMER, *(layer_contender(name) for name in layers), *others]

@@ -1,0 +1,117 @@
+"""The check before any timing: each contender against a dense float64 computation, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.attention import list_attentions
+from skyformer.errors import SkyformerError
+from skyformer.functional import GAMMA, skyformer_attention
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.ops.products import dense_kernel_product
+from skyformer.studies.benchmarks.contenders import Contender, Shape
+
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 2e-2}
+
+
+class IncorrectError(SkyformerError):
+    """A contender gave wrong numbers, so its speed is not measured."""
+
+
+def check_contender(contender: Contender, shape: Shape) -> None:
+    """Raise `IncorrectError` if the contender is wrong on a short sequence."""
+    # Ours must accept any length; other packages may need a multiple of the landmarks, or many blocks.
+    length = 301 if contender.requires is None else 8 * shape.landmarks
+    short = replace(shape, length=min(shape.length, length), batch=1)
+    work = contender.workload(short)
+    out = work.forward()
+    out.backward(work.grad)
+    if out.shape != work.grad.shape or not out.isfinite().all():
+        raise IncorrectError(f"{contender.name}: the output has a wrong shape {tuple(out.shape)} or is not finite")
+    if any(x.grad is None or not x.grad.isfinite().all() for x in work.inputs if contender.name != "reformer"):
+        raise IncorrectError(f"{contender.name}: a gradient is missing or not finite")
+    if contender.name in REFERENCES:
+        _compare(contender, short, REFERENCES[contender.name])
+    elif contender.name in list_attentions():
+        _compare_with_itself(contender, short)
+
+
+def _compare(contender: Contender, shape: Shape, reference: Callable[..., Tensor]) -> None:
+    actual = _outputs(contender.build(shape), shape, getattr(torch, shape.dtype))
+    expected = _outputs(lambda q, k, v: reference(q, k, v, shape), shape, torch.float64)
+    for name, a, e in zip(("output", "dq", "dk", "dv"), actual, expected, strict=True):
+        error = relative_error(a, e)
+        if not error < TOLERANCE[shape.dtype]:
+            raise IncorrectError(f"{contender.name}: {name} differs from a dense float64 computation by {error:.1e}")
+
+
+def _compare_with_itself(contender: Contender, shape: Shape) -> None:
+    """For mechanisms whose dense references are in the tests: compare with the same module in float64."""
+    module = contender.build(shape)
+    assert isinstance(module, nn.Module)
+    low, high = module.eval(), copy.deepcopy(module).double()
+    inputs = [x.detach() for x in shape.draw()]
+    with torch.no_grad():
+        error = relative_error(low(*inputs), high(*(x.double() for x in inputs)))
+    if not error < 10 * TOLERANCE[shape.dtype]:
+        raise IncorrectError(f"{contender.name}: differs from the same module in float64 by {error:.1e}")
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected| in the Frobenius norm."""
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def _outputs(run: Callable[..., Tensor], shape: Shape, dtype: torch.dtype) -> list[Tensor]:
+    inputs = [x.to(dtype).requires_grad_() for x in shape.draw()]
+    torch.manual_seed(shape.seed)
+    out = run(*inputs)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def _dense_softmax(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+def _dense_kernelized(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
+    return dense_kernel_product(q, k, v, scale=q.shape[-1] ** -0.5)
+
+
+def _dense_skyformer(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
+    """Equations (4) to (6) with every matrix written out, on the landmarks that the fast form draws from this seed."""
+    if q.shape[2] + k.shape[2] <= shape.landmarks:
+        return _dense_kernelized(q, k, v, shape)
+    rows = _drawn_rows(q, k, shape)
+    both = torch.cat([q, k], 2)
+    landmarks = both.gather(2, rows[..., None].expand(-1, q.shape[1], -1, q.shape[-1]))
+    kappa, scale = GaussianKernel(), q.shape[-1] ** -0.5
+    middle = kappa.matrix(landmarks, landmarks, scale) + GAMMA * torch.eye(shape.landmarks, dtype=q.dtype)
+    thin = torch.linalg.solve(middle, kappa.matrix(landmarks, k, scale) @ v)
+    return kappa.matrix(q, landmarks, scale) @ thin
+
+
+def _drawn_rows(q: Tensor, k: Tensor, shape: Shape) -> Tensor:
+    seen: list[Tensor] = []
+
+    def spy(candidates: object, count: int, generator: torch.Generator | None) -> Tensor:
+        from skyformer.landmarks import StratifiedSampler
+
+        seen.append(StratifiedSampler()(candidates, count, generator))  # type: ignore[arg-type]
+        return seen[-1]
+
+    with torch.no_grad():
+        skyformer_attention(q, k, k, num_landmarks=shape.landmarks, landmarks=spy)
+    return seen[0][:, None]
+
+
+REFERENCES: dict[str, Callable[..., Tensor]] = {
+    "sdpa": _dense_softmax,
+    "kernelized": _dense_kernelized,
+    "skyformer": _dense_skyformer,
+}

@@ -1,0 +1,129 @@
+"""Training steps of Skyformer and the other approximations on Long Range Arena, interleaved in one process.
+
+The study of efficiency measures each attention in a process of its own, minutes apart, and a shared machine changes its
+speed by more than these attentions differ. Here all of them take the same step directly after each other, in random
+order, at the paper's settings and on the batches of that study. Freed memory is returned to the system before each
+step, because memory that the previous step left in the heap would make the next one faster. Needs the prepared tasks,
+Pathfinder with --limit 3000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skyformer.errors import TrainingError
+from skyformer.lra.tasks import TASKS
+from skyformer.processes import release_free_memory
+from skyformer.report.paper import TASK_TITLES
+from skyformer.report.tables import Table, number
+from skyformer.studies.base import Fact, Study, check_names, option
+from skyformer.studies.benchmarks.timing import StepTimes, interleave, rounded, seconds_of
+from skyformer.studies.efficiency import FASTER_BY, choose_batches, kinds_of
+from skyformer.studies.registry import register_benchmark
+from skyformer.studies.targets import Target, at_most
+
+if TYPE_CHECKING:
+    from skyformer.lra.batching import Batch
+    from skyformer.training.building import Trainee
+    from skyformer.training.config import RunConfig
+
+SEED = 0
+OURS = "skyformer"
+ATTENTIONS = (OURS, "nystromformer", "linformer", "informer", "performer", "reformer", "bigbird")
+
+
+@dataclass(frozen=True)
+class Options:
+    tasks: tuple[str, ...] = option(tuple(TASK_TITLES), small=("listops",), help="Tasks of Long Range Arena.")
+    repeats: int = option(5, small=2, least=1, help="Repetitions of each step.")
+    pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
+    listops_limit: int | None = option(None, small=1000, help="ListOps examples per split; generated if missing.")
+    data_dir: str | None = option(None, help="Folder of the prepared data.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    task: str
+    batches: str
+
+
+@dataclass(frozen=True)
+class Result:
+    times: tuple[StepTimes, ...]
+
+
+@register_benchmark
+class InterleavedSteps(Study[Options, Cell, Result]):
+    name = "interleaved-steps"
+    title = "Training steps on Long Range Arena, interleaved in one process"
+    options_type, cell_type, result_type = Options, Cell, Result
+    is_timing_study, default_threads = True, 2
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        check_names("task", options.tasks, TASKS)
+
+    def facts(self) -> Mapping[str, Fact]:
+        limits = {"pathfinder limit": self.options.pathfinder_limit, "listops limit": self.options.listops_limit}
+        return {"repeats": self.options.repeats, "seed": SEED, **limits}
+
+    def cells(self) -> Sequence[Cell]:
+        return [Cell(task, kind) for task in self.options.tasks for kind in kinds_of(task)]
+
+    def measure(self, cell: Cell) -> Result:
+        """Time every attention on every batch; the first batch is for the warm-up."""
+        from skyformer.studies.tasks import study_data
+        from skyformer.training.building import Trainee
+
+        configs = {name: self._config(cell.task, name) for name in ATTENTIONS}
+        data = study_data(configs[OURS], self.options.data_dir)
+        warm_up, *batches = choose_batches(data, configs[OURS], cell.batches)
+        trainees = {name: Trainee(config) for name, config in configs.items()}
+        for name, trainee in trainees.items():
+            _checked_step(name, trainee, warm_up)
+        seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in trainees}
+        for number_of_batch, batch in enumerate(batches):
+            runs = {name: _timed_step(name, trainee, batch) for name, trainee in trainees.items()}
+            times = interleave(runs, self.options.repeats, before=release_free_memory, seed=number_of_batch)
+            for name, taken in times.items():
+                seconds[name].append(rounded(taken))
+        return Result(tuple(StepTimes(name, tuple(taken)) for name, taken in seconds.items()))
+
+    def _config(self, task: str, attention: str) -> RunConfig:
+        from skyformer.studies.tasks import run_config
+
+        limits = {"pathfinder": self.options.pathfinder_limit, "listops": self.options.listops_limit}
+        return run_config(task, "paper", attention, SEED, limits.get(task))
+
+    @classmethod
+    def targets(cls, results: Mapping[Cell, Result]) -> Sequence[Target]:
+        """Skyformer compared with the fastest of the others."""
+        found = []
+        for cell, result in results.items():
+            typical = {each.attention: each.typical() for each in result.times}
+            ours = typical.pop(OURS)
+            fastest = min(typical, key=lambda name: typical[name])
+            what = f"{TASK_TITLES[cell.task]}, batches {cell.batches}: time of {OURS} / {fastest}"
+            found.append(at_most(what, ours / typical[fastest], FASTER_BY))
+        return found
+
+    @classmethod
+    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+        rows = [
+            [TASK_TITLES[cell.task], cell.batches, *(number(each.typical()) for each in result.times)]
+            for cell, result in results.items()
+        ]
+        return [Table("Seconds per training step", ["task", "batches", *ATTENTIONS], rows)]
+
+
+def _timed_step(name: str, trainee: Trainee, batch: Batch) -> Callable[[], float]:
+    return lambda: seconds_of(lambda: _checked_step(name, trainee, batch))
+
+
+def _checked_step(name: str, trainee: Trainee, batch: Batch) -> None:
+    loss = trainee.step(batch)
+    if not math.isfinite(loss):
+        raise TrainingError(f"the loss of {name} is {loss}; steps that do not train are not timed")
