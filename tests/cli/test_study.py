@@ -84,7 +84,7 @@ def test_a_missed_target_is_reported_with_exit_code_1(toy: CommandLine) -> None:
     done = toy("squares", "--power", "3")
     assert "FAIL" in done.output
     assert done.code == 1
-    assert "squares misses 2 targets: square of 4" in done.errors
+    assert "squares missed 2 of 6 targets: square of 4" in done.errors
     assert toy("squares", "--render").code == 0
 
 

@@ -114,9 +114,10 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int | None
                 study, folder, threads=threads or study.default_threads, jobs=jobs, fresh=fresh, progress=progress
             )
         _show(type(study), record, folder)
-    missed = [target.what for target in study.targets(record.results()) if not target.passed]
+    targets = study.targets(record.results())
+    missed = [target.what for target in targets if not target.passed]
     if missed:
-        raise MissedTargetError(f"{study.name} misses {len(missed)} targets: {'; '.join(missed)}")
+        raise MissedTargetError(f"{study.name} missed {len(missed)} of {len(targets)} targets: {'; '.join(missed)}")
 
 
 class MissedTargetError(SkyformerError):

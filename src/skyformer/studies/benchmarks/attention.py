@@ -37,7 +37,7 @@ LONGEST_EXACT_ERROR = 16384
 @dataclass(frozen=True)
 class Options:
     lengths: tuple[int, ...] = option(
-        (1024, 4096, 16384, 65536), small=(256, 1024), least=1, required=True, help="Sequence lengths."
+        (1024, 4096, 16384, 65536), small=(1024, 2048), least=1, required=True, help="Sequence lengths."
     )
     attention: tuple[str, ...] = option(
         ("kernelized", "skyformer"), required=True, help="Attentions to measure, or 'all' of them."

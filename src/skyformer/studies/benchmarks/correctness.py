@@ -26,7 +26,7 @@ class IncorrectError(SkyformerError):
 def check_contender(contender: Contender, shape: Shape) -> None:
     """Raise `IncorrectError` if the contender is wrong on a short sequence."""
     # Ours must accept any length; other packages may need a multiple of the landmarks, or many blocks.
-    length = 301 if contender.requires is None else 8 * shape.landmarks
+    length = 301 if contender.requires is None else max(1024, 8 * shape.landmarks)
     short = replace(shape, length=min(shape.length, length), batch=1)
     work = contender.workload(short)
     out = work.forward()

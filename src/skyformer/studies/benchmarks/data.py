@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +34,17 @@ class Options:
     references: str | None = option(None, help="Folder of the original data.")
     cifar10: str | None = option(None, help="Folder of CIFAR-10's binary files.")
     images: int = option(3_000, small=50, least=1, help="Pathfinder images to draw.")
+    labels: int | None = option(None, small=1_000, least=1, help="Pathfinder labels per split; none: all.")
     expressions: int | None = option(None, small=1_000, least=1, help="ListOps expressions per split; none: all.")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """step: "prepare", "load", "draw", "labels" or "references"."""
+    """step: "prepare", "load", "draw", "labels" or "references"; limit: number of examples, None for all of them."""
 
     task: str
     step: str
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Result:
     peak_mb: float
     found: Mapping[str, float]
 
+
+PREPARE_TEXT, LOAD_TEXT = Cell("text", "prepare"), Cell("text", "load")
+REFERENCES = Cell("pathfinder", "references")
 
 Results = Mapping[Cell, Result]
 
@@ -65,44 +70,37 @@ class DataBenchmark(Study[Options, Cell, Result]):
     is_timing_study, default_threads = True, 2
 
     def facts(self) -> Mapping[str, Fact]:
-        return {"images": self.options.images, "expressions": self.options.expressions}
+        return {}
 
     def cells(self) -> Sequence[Cell]:
-        always = [Cell("listops", "prepare"), *(Cell("pathfinder", step) for step in ("draw", "labels", "prepare"))]
-        originals = [Cell("pathfinder", "references"), Cell("text", "prepare"), Cell("text", "load")]
-        originals.append(Cell("retrieval", "prepare"))
-        images = [Cell("image", "prepare")]
-        return [*always, *(originals if self.options.references else []), *(images if self.options.cifar10 else [])]
+        cells = [
+            Cell("listops", "prepare", self.options.expressions),
+            Cell("pathfinder", "draw", self.options.images),
+            Cell("pathfinder", "labels", self.options.labels),
+            Cell("pathfinder", "prepare", PREPARED_IMAGES),
+        ]
+        if self.options.references is not None:
+            cells += [REFERENCES, PREPARE_TEXT, LOAD_TEXT, Cell("retrieval", "prepare")]
+        if self.options.cifar10 is not None:
+            cells.append(Cell("image", "prepare"))
+        return cells
 
     def measure(self, cell: Cell) -> Result:
         with tempfile.TemporaryDirectory(prefix="skyformer-") as folder:
-            if cell == Cell("text", "load"):
-                self._run(Cell("text", "prepare"), folder)
+            if cell == LOAD_TEXT:
+                self._run(PREPARE_TEXT, folder)
             return self._run(cell, folder)
 
     def _run(self, cell: Cell, folder: str) -> Result:
-        chosen = self.options
-        sizes = {"draw": chosen.images, "prepare": PREPARED_IMAGES}
-        if cell.task == "listops":
-            sizes["prepare"] = chosen.expressions  # type: ignore[assignment]
-        limited = cell.task in ("listops", "pathfinder")
-        run = run_in_fresh_process(
-            _measure_here,
-            task=cell.task,
-            step=cell.step,
-            data_dir=folder,
-            source=self._source(cell),
-            limit=sizes.get(cell.step) if limited else None,
-        )
+        run = run_in_fresh_process(_measure_here, **asdict(cell), data_dir=folder, source=self._source(cell))
         return Result(**run.result(f"{cell.task}, {cell.step}"))
 
     def _source(self, cell: Cell) -> str | None:
         if cell.task == "image":
             return self.options.cifar10
-        folders = {"text": "imdb/aclImdb.tar.xz", "retrieval": "aan", "pathfinder": "pathfinder32_ref200"}
-        if self.options.references is None or cell.task not in folders or cell == Cell("pathfinder", "prepare"):
-            return None
-        return str(Path(self.options.references) / "data" / folders[cell.task])
+        paths = {"text": "imdb/aclImdb.tar.xz", "retrieval": "aan"}
+        path = "pathfinder32_ref200" if cell == REFERENCES else paths.get(cell.task)
+        return None if path is None else str(Path(self.options.references or "") / "data" / path)
 
     @classmethod
     def targets(cls, results: Results) -> Sequence[Target]:
@@ -124,12 +122,12 @@ def _spell(found: Mapping[str, float]) -> str:
 def _time_targets(results: Results) -> Iterator[Target]:
     limits = {
         Cell("listops", "prepare"): ("100,000 expressions in one process", 120.0),
-        Cell("text", "prepare"): ("50,000 reviews from tar.xz", 60.0),
+        PREPARE_TEXT: ("50,000 reviews from tar.xz", 60.0),
     }
     for cell, (what, limit) in limits.items():
         if cell in results:
             yield at_most(f"{cell.task}: {what}", results[cell].seconds, limit, " s")
-    loaded = results.get(Cell("text", "load"))
+    loaded = results.get(LOAD_TEXT)
     if loaded is not None:
         what = f"text: one padded epoch of {loaded.found['reviews']:,.0f} reviews"
         yield at_most(what, loaded.found["seconds"], 15, " s")
@@ -142,10 +140,8 @@ def _memory_targets(results: Results) -> Iterator[Target]:
 
 
 def _pathfinder_targets(results: Results) -> Iterator[Target]:
-    drawn, labels, original = (
-        None if Cell("pathfinder", step) not in results else results[Cell("pathfinder", step)].found
-        for step in ("draw", "labels", "references")
-    )
+    found = {cell.step: result.found for cell, result in results.items() if cell.task == "pathfinder"}
+    drawn, labels, original = (found.get(step) for step in ("draw", "labels", "references"))
     if drawn is not None:
         yield at_least("pathfinder (hard): images per second on one core", drawn["rate"], 50, "")
         what, value = "pathfinder: distractors per image", drawn["distractors"]
@@ -154,7 +150,7 @@ def _pathfinder_targets(results: Results) -> Iterator[Target]:
         two_standard_errors = 2 * DISTRACTORS_STANDARD_ERROR / REFERENCE_DISTRACTORS
         yield close_to(f"{what}, within two standard errors", value, REFERENCE_DISTRACTORS, two_standard_errors)
     if labels is not None:
-        yield close_to("pathfinder: share of connected pairs in the whole task", labels["connected"], 0.5, 0.01)
+        yield close_to("pathfinder: share of connected pairs", labels["connected"], 0.5, 0.01)
     if drawn is not None and original is not None:
         yield close_to("pathfinder: mean pixel", drawn["mean"], original["mean"], 0.05)
         yield close_to("pathfinder: pixels above 40", drawn["bright"], original["bright"], 0.05)
@@ -166,7 +162,7 @@ def _measure_here(task: str, step: str, data_dir: str, source: str | None, limit
         "prepare": lambda: _prepare(task, data_dir, source, limit),
         "load": lambda: _load(task, data_dir),
         "draw": lambda: _draw(limit or 1),
-        "labels": _labels,
+        "labels": lambda: _labels(limit),
         "references": lambda: _references(str(source)),
     }
     start = time.perf_counter()
@@ -205,8 +201,8 @@ def _draw(images: int) -> dict[str, float]:
     return {"rate": rate, "distractors": distractors, **_pixels(np.stack([drawing.pixels for drawing in drawings]))}
 
 
-def _labels() -> dict[str, float]:
-    """The share of connected pairs in the whole task; the label is the first random draw for an image."""
+def _labels(limit: int | None) -> dict[str, float]:
+    """The share of connected pairs; the label is the first random draw for an image."""
     import numpy as np
 
     from skyformer.lra import pathfinder
@@ -215,7 +211,7 @@ def _labels() -> dict[str, float]:
     labels = [
         pathfinder.draw_label(pathfinder.image_generator(0, number, image))
         for number, split in enumerate(Split)
-        for image in range(TASKS["pathfinder"].sizes[split])
+        for image in range(limit or TASKS["pathfinder"].sizes[split])
     ]
     return {"connected": float(np.mean(labels))}
 
