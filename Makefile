@@ -36,7 +36,7 @@ docs:
 
 bench:
 	./scripts/setup.sh cli,peers
-	$(PY) benchmarks/bars.py
+	$(PY) -m skyformer.cli.main bench targets
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 from transformers.utils import logging
 
 import skyformer.hf
-from skyformer.bench.measure import describe_machine
+from skyformer.environment import describe_environment
 from skyformer.landmarks import QuerySampler
 from skyformer.lra import text as imdb
 from skyformer.lra.tasks import Split
@@ -167,7 +168,7 @@ def save(arguments: argparse.Namespace, name: str, results: object) -> None:
     record = {
         "command": command(arguments),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(arguments.threads),
+        "machine": asdict(describe_environment(arguments.threads)),
         "seed": arguments.seed,
         "results": results,
     }

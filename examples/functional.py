@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from skyformer import kernelized_attention, skyformer_attention
-from skyformer.bench.inputs import make_tokens
+from skyformer.studies.benchmarks.inputs import make_tokens
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import time
 import torch
 
 from skyformer import skyformer_attention
-from skyformer.bench.inputs import make_tokens
+from skyformer.studies.benchmarks.inputs import make_tokens
 
 
 def main() -> None:

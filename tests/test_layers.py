@@ -31,7 +31,6 @@ LAYERS = [
     "lra",
     "training",
     "studies",
-    "bench",
     "cli",
     "__main__",
 ]

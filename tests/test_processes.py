@@ -1,4 +1,4 @@
-"""The probe for processors whose half precision kills the process; the processor and the child are faked."""
+"""Calls in fresh processes, and the probe for processors whose half precision kills the process (faked here)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from skyformer import processes
+from skyformer.errors import SkyformerError
+from tests.helpers import refused
 
 
 @pytest.fixture
@@ -69,3 +71,39 @@ def test_the_probe_itself_runs() -> None:
         [sys.executable, "-c", processes._MATMUL_PROBE, "bfloat16"], env=environment, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def _double(number: int) -> dict[str, int]:
+    return {"double": 2 * number}
+
+
+def test_a_call_in_a_fresh_process_returns_its_answer() -> None:
+    assert processes.run_in_fresh_process(_double, number=21).result("doubling") == {"double": 42}
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "oom_kills", "out_of_memory", "reason"),
+    [
+        (1, "Traceback\nMemoryError", (0, 0), True, "MemoryError"),
+        (1, "Traceback\nKeyError: 'x'", (0, 0), False, "KeyError: 'x'"),
+        (-signal.SIGKILL, "", (0, 1), True, "exit code -9"),
+        (-signal.SIGKILL, "", (0, 0), False, "exit code -9"),
+        (-signal.SIGKILL, "", (None, None), True, "exit code -9"),
+        (-signal.SIGSEGV, "", (0, 1), False, "exit code -11"),
+    ],
+)
+def test_a_failed_call_has_its_reason(
+    code: int,
+    stderr: str,
+    oom_kills: tuple[int | None, ...],
+    out_of_memory: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = iter(oom_kills)
+    monkeypatch.setattr(processes, "count_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, "", stderr))
+    run = processes.run_in_fresh_process(_double, number=21)
+    assert run.out_of_memory == out_of_memory
+    with refused(SkyformerError, f"the call failed in a process of its own: {reason}"):
+        run.result("the call")

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,14 +140,12 @@ def _overhead_target(result: Result) -> Target:
 
 
 def _measure_overhead(steps: int) -> Result:
-    from skyformer.lra import load_task, prepare
-    from skyformer.studies.tasks import batches_of
+    from skyformer.studies.tasks import batches_of, study_data
     from skyformer.training.building import Trainee
 
     config = _overhead_config(steps)
     with tempfile.TemporaryDirectory() as folder:
-        prepare("listops", limit=LISTOPS_EXAMPLES, data_dir=Path(folder))
-        batches = batches_of(load_task("listops", folder, limit=LISTOPS_EXAMPLES), config)
+        batches = batches_of(study_data(config, folder), config)
         trainee, bare = Trainee(config), []
 
         def bare_step(loss_of_run: float) -> None:
@@ -223,8 +220,7 @@ def _step_clock(steps: int, between: Callable[[float], None]) -> Any:
 
 def _time_loading(config: RunConfig, data_dir: str | None, steps: int) -> tuple[float, ...]:
     """Seconds until each of the batches of these steps is loaded."""
-    from skyformer.lra import load_task
-    from skyformer.studies.tasks import batches_of
+    from skyformer.studies.tasks import batches_of, study_data
 
-    batches = batches_of(load_task("text", data_dir), config)
+    batches = batches_of(study_data(config, data_dir), config)
     return rounded([seconds_of(lambda: next(batches)) for _ in range(WARM_UP + steps)][WARM_UP:])

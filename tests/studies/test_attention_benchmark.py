@@ -1,0 +1,197 @@
+"""The attention benchmarks check before they measure, and measure what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from skyformer.attention import list_attentions
+from skyformer.errors import SkyformerError, UnknownNameError
+from skyformer.studies import run_study
+from skyformer.studies.benchmarks import attention, targets
+from skyformer.studies.benchmarks.attention import (
+    AttentionBenchmark,
+    Options,
+    approximation_error,
+    measure_fresh,
+    measure_here,
+)
+from skyformer.studies.benchmarks.contenders import SDPA, Contender, Shape, attention_contender, choose_contenders
+from skyformer.studies.benchmarks.correctness import IncorrectError, check_contender
+from skyformer.studies.benchmarks.inputs import make_tokens
+from skyformer.studies.benchmarks.targets import TargetsBenchmark
+from skyformer.studies.benchmarks.timing import StepTimes, interleave
+from tests.helpers import refused
+
+SMALL = Shape(length=96, heads=2, head_dim=8, landmarks=16)
+OPTIONS = Options(lengths=(96, 64), attention=("skyformer",), head_dim=8, landmarks=16, repeats=2)
+
+
+@pytest.fixture
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures memory in this process; that a fresh process is used is tested below."""
+    monkeypatch.setattr(attention, "measure_fresh", lambda name, shape: measure_here(name, vars(shape), 1))
+
+
+def with_reversed_values(shape: Shape) -> Callable[..., Tensor]:
+    right = attention_contender("skyformer").build(shape)
+    return lambda q, k, v: right(q, k, v.flip(2))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "kernelized", "skyformer", "performer", "bigbird"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_correct_contenders_pass_the_check(name: str, dtype: str) -> None:
+    contender = SDPA if name == "sdpa" else attention_contender(name)
+    check_contender(contender, replace(SMALL, dtype=dtype))
+
+
+def test_wrong_numbers_stop_the_benchmark_before_any_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Contender("skyformer", False, with_reversed_values)
+    monkeypatch.setattr(attention, "choose_contenders", lambda names, peers: [SDPA, broken])
+    with refused(IncorrectError, "skyformer: output differs from a dense float64 computation"):
+        run_study(AttentionBenchmark(OPTIONS), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_that_are_not_finite_are_incorrect() -> None:
+    with refused(IncorrectError, "broken", "not finite"):
+        check_contender(Contender("broken", False, lambda shape: lambda q, k, v: q * torch.inf), SMALL)
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_tables_and_figures_show_every_contender_at_every_length(tmp_path: Path) -> None:
+    results = run_study(AttentionBenchmark(OPTIONS), tmp_path).results()
+    assert [shape.length for shape in results] == [64, 96]
+    assert all(len(row.step_seconds) == 2 for result in results.values() for row in result.rows)
+    (table,) = AttentionBenchmark.tables(results)
+    assert [row[:2] for row in table.rows] == [[n, name] for n in ("64", "96") for name in ("sdpa", "skyformer")]
+    sdpa, ours = results[next(iter(results))].rows
+    assert table.rows[0][4] == "1.00x"
+    assert table.rows[1][4] == f"{min(sdpa.step_seconds) / min(ours.step_seconds):.2f}x"
+    (figure,) = AttentionBenchmark.figures(results)
+    assert {series.label for panel in figure.panels for series in panel.series} == {"sdpa", "skyformer"}
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_a_slow_step_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SLOW_SECONDS", 0.0)
+    (result, _) = run_study(AttentionBenchmark(OPTIONS), tmp_path).results().values()
+    assert all(len(row.step_seconds) == 1 and row.forward_seconds == () for row in result.rows)
+
+
+def test_peers_are_compared_with_the_same_mechanism() -> None:
+    names = [contender.name for contender in choose_contenders(["skyformer", "performer"], peers=True)]
+    assert names[:5] == ["sdpa", "skyformer", "performer", "plain linformer", "skyformer layer"]
+    shape = SMALL
+    row = attention.Row("performer", (), (1.0, 3.0, 2.0), 1, 1, None)
+    result = attention.Result(
+        (replace(row, name="sdpa"), row, replace(row, name="performer-pytorch", step_seconds=(4.0,)))
+    )
+    _, table = AttentionBenchmark.tables({shape: result})
+    assert table.rows == [["96", "performer", "performer-pytorch", "0.50x"]]
+
+
+def test_interleaved_runs_alternate() -> None:
+    order: list[str] = []
+    runs: dict[str, Callable[[], int]] = {name: (lambda name=name: order.append(name) or len(order)) for name in "abc"}  # type: ignore[misc]
+    measured = interleave(runs, repeats=4, before=lambda: None)
+    assert [sorted(order[i : i + 3]) for i in range(0, 12, 3)] == [["a", "b", "c"]] * 4
+    assert {name: [order[number - 1] for number in numbers] for name, numbers in measured.items()} == {
+        name: [name] * 4 for name in "abc"
+    }
+    assert StepTimes("x", ((1.0, 5.0, 2.0), (4.0,))).typical() == 3.0
+
+
+def test_error_falls_with_more_landmarks_and_vanishes_for_the_exact() -> None:
+    shape = replace(SMALL, length=400)
+    few = approximation_error(attention_contender("skyformer"), shape)
+    many = approximation_error(attention_contender("skyformer"), replace(shape, landmarks=200))
+    exact = approximation_error(attention_contender("kernelized"), shape)
+    assert few is not None
+    assert many is not None
+    assert exact is not None
+    assert exact < 1e-5 < many < few
+    assert approximation_error(SDPA, replace(SMALL, length=2 * attention.LONGEST_EXACT_ERROR)) is None
+
+
+def test_a_fresh_process_measures_memory_and_reports_its_failure() -> None:
+    lean = measure_fresh("skyformer", Shape(length=2048, heads=1, head_dim=8, landmarks=16))
+    assert lean.input_bytes == 3 * 2048 * 8 * 4
+    assert lean.added_bytes < 2048 * 2048 * 4
+    with refused(SkyformerError, "none at length 96 failed in a process of its own", "unknown attention 'none'"):
+        measure_fresh("none", SMALL)
+
+
+def test_unknown_data_and_dtype_are_refused() -> None:
+    with refused(UnknownNameError, "walk"):
+        make_tokens("chess", (1, 1, 4, 4), torch.Generator())
+    with refused(UnknownNameError, "float32"):
+        replace(SMALL, dtype="int8")
+
+
+def test_queries_and_keys_of_a_walk_share_their_curve() -> None:
+    q, k, v = make_tokens("walk", (1, 1, 64, 8), torch.Generator().manual_seed(0))
+
+    def gap(x: Tensor, y: Tensor) -> float:
+        return float((x - y).norm() / x.norm())
+
+    assert gap(q, k) < 0.5 < gap(q, v)
+
+
+def fake_results(**times: float) -> dict[Any, Any]:
+    """The results of a machine on which every attention takes a second, but for `times`."""
+    results = {}
+    for cell in TargetsBenchmark(targets.Options()).cells():
+        seconds = tuple((times.get(name.replace(" ", "_"), 1.0),) * cell.repeats for name in cell.contenders) or (
+            (0.1,),
+        )
+        results[cell] = targets.Result(seconds, added_bytes=400, input_bytes=100)
+    results[targets.MILLION] = targets.Result(((20.0,),), 10**9, 10**9)
+    return results
+
+
+def test_targets_are_judged_by_medians() -> None:
+    results = fake_results(skyformer=1.0, sdpa=9.0, kernelized=9.9, skyformer_layer=1.0)
+    assert [target.what for target in TargetsBenchmark.targets(results) if not target.passed] == []
+    slower = TargetsBenchmark.targets(fake_results(skyformer=1.16, sdpa=9.0, kernelized=10.0))
+    missed = [target.what for target in slower if not target.passed]
+    assert any("n=4,096: speed-up of skyformer over sdpa" in what for what in missed)
+    assert any("n=4,096: time of skyformer / plain linformer" in what for what in missed)
+    assert any("exact kernelized" in what for what in missed)
+    assert not any("n=1,024" in what for what in missed)
+
+
+def test_targets_of_a_partial_record_and_of_missing_packages() -> None:
+    results = fake_results()
+    one = {targets.IMPORT: results[targets.IMPORT]}
+    assert [(target.what, target.measured) for target in TargetsBenchmark.targets(one)] == [
+        ("import skyformer after import torch", "0.1 s")
+    ]
+    alone = replace(targets.peers_cell(), contenders=("skyformer", "skyformer layer"))
+    judged = TargetsBenchmark.targets({alone: targets.Result(((1.0,), (1.0,)))})
+    assert len(judged) == len(targets.FAST_PEERS)
+    assert all(target.measured == "not installed" and not target.passed for target in judged)
+
+
+def test_import_time_and_small_cells_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [targets.Cell("time", 64, 1, ("sdpa", "skyformer"), 2), targets.Cell("import", repeats=1)]
+    monkeypatch.setattr(TargetsBenchmark, "cells", lambda self: cells)
+    times, imports = run_study(TargetsBenchmark(targets.Options()), tmp_path).results().values()
+    assert [len(taken) for taken in times.seconds] == [2, 2]
+    assert 0 < imports.seconds[0][0] < math.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_attentions())
+def test_peak_memory_is_linear_in_length(name: str) -> None:
+    shape = Shape(length=16384, heads=2, head_dim=16, landmarks=64)
+    short, long = measure_fresh(name, shape), measure_fresh(name, replace(shape, length=2 * shape.length))
+    # Page granularity and library buffers allow slightly more than twice.
+    assert long.added_bytes < 2.4 * max(short.added_bytes, short.input_bytes)
