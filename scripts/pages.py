@@ -16,6 +16,8 @@ from typing import Any
 from skyformer.attention import Promise, attention_class, list_attentions
 from skyformer.model import ModelConfig
 from skyformer.report.tables import Table, as_markdown
+from skyformer.studies.benchmarks.huggingface import TARGET_LENGTH, HuggingFaceBenchmark
+from skyformer.studies.record import read_record, record_path
 
 ROOT = Path(__file__).parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results" / "huggingface"
@@ -134,14 +136,22 @@ def seconds(taken: Sequence[float] | None) -> str:
 
 
 def speed_table() -> str:
-    results = read("speed.json")
-    if results is None:
+    file = record_path(HuggingFaceBenchmark.name, RESULTS)
+    if not file.exists():
         return OPEN
+    results = read_record(HuggingFaceBenchmark, file).results()
+    rows = next(result.rows for cell, result in results.items() if cell.length == TARGET_LENGTH)
+    sdpa = next(statistics.median(row.attention_seconds) for row in rows if row.attention == "sdpa")
     return table(
         ["attention", "in the attention", "share of sdpa's", "whole forward pass"],
         [
-            [r["attention"], f"{r['in_attention']:.2f} s", f"{r['share_of_sdpa']:.3f}", f"{r['forward']:.2f} s"]
-            for r in results
+            [
+                row.attention,
+                seconds(row.attention_seconds),
+                f"{statistics.median(row.attention_seconds) / sdpa:.3f}",
+                seconds(row.forward_seconds),
+            ]
+            for row in rows
         ],
     )
 

@@ -217,9 +217,9 @@ def _labels(limit: int | None) -> dict[str, float]:
 
 
 def _references(folder: str) -> dict[str, float]:
-    from skyformer.lra import pathfinder, pathfinder_files
+    from skyformer.lra import pathfinder
 
-    examples = next(pathfinder_files.read(Path(folder), pathfinder.Level.HARD))
+    _, examples = next(pathfinder.read(Path(folder), pathfinder.Level.HARD))
     return _pixels(examples.tokens.values.reshape(-1, 32, 32))
 
 
