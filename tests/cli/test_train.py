@@ -197,7 +197,7 @@ class TestBadInput:
                 "listops --set task.limit=50 --set task.data_seed=2",
                 "skyformer data prepare listops --seed 2 --limit 50\n",
             ),
-            ("pathfinder --preset cpu --set task.level=easy", "prepare pathfinder --limit 20000 --level easy\n"),
+            ("pathfinder --preset cpu --set task.level=easy", "prepare pathfinder --level easy --limit 20000\n"),
         ],
     )
     def test_data_that_is_not_prepared(self, skyformer: Command, runs_dir: Path, words: str, advice: str) -> None:

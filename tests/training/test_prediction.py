@@ -92,7 +92,7 @@ class TestListOps:
         assert listops("( ( ( [MAX 2 ) 9 ) ] )") == listops("[MAX 2 9 ]")
 
     def test_an_unknown_word(self, listops: Predictor) -> None:
-        with refused(InputError, "ListOps word '[AVG' is not known"):
+        with refused(InputError, "unknown ListOps word '[AVG'"):
             listops("[AVG 2 9 ]")
 
     @pytest.mark.parametrize("source", ["[MAX 2 9", "2 9", "[MAX ]", "2 ]"])
