@@ -50,26 +50,45 @@ class Kill:
         setattr(owner, name, killed)
 
 
-def _train(config: str, runs_dir: Path, data_dir: Path, kill: Kill | None) -> None:
+@dataclass(frozen=True)
+class Rank:
+    """The place of a process among those that train one run together, as torchrun would set it."""
+
+    rank: int
+    world_size: int
+    port: int
+
+    def prepare(self) -> None:
+        from lightning.pytorch.utilities import rank_zero_only
+
+        os.environ |= {
+            "TORCHELASTIC_RUN_ID": "test",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.rank),
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": str(self.world_size),
+        }
+        # Lightning reads it from the environment when it is imported, which is done already.
+        rank_zero_only.rank = self.rank
+
+
+def _train(config: str, runs_dir: Path, data_dir: Path, change: Kill | Rank | None) -> None:
     import torch
 
     from skyformer.training.config import from_yaml
-    from skyformer.training.fit import resume, train
-    from skyformer.training.runs import Run
+    from skyformer.training.fit import train_or_resume
 
     torch.set_num_threads(1)
-    if kill is not None:
-        kill.prepare()
-    run = Run(runs_dir / from_yaml(config).run_name())
-    if run.folder.exists():
-        resume(run, data_dir=data_dir, progress=False)
-    else:
-        train(from_yaml(config), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    if change is not None:
+        change.prepare()
+    train_or_resume(from_yaml(config), runs_dir=runs_dir, data_dir=data_dir, progress=False)
 
 
-def start(config: str, runs_dir: Path, data_dir: Path, kill: Kill | None = None) -> BaseProcess:
+def start(config: str, runs_dir: Path, data_dir: Path, change: Kill | Rank | None = None) -> BaseProcess:
     """Train or resume the config's run in a process of its own."""
-    process = _SERVER.Process(target=_train, args=(config, runs_dir, data_dir, kill))
+    process = _SERVER.Process(target=_train, args=(config, runs_dir, data_dir, change))
     process.start()
     return process
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import skyformer
 from skyformer.training.config import RunConfig, to_yaml
 from skyformer.training.fit import train
 from skyformer.training.runs import Run
-from tests.training.killing import wait_for
+from tests.training.killing import Rank, end, start, wait_for
 from tests.training.tiny import assert_same_run, tiny_config
 
 TIMEOUT_SECONDS = 200
@@ -35,28 +36,22 @@ def plain_config(batch_size: int, devices: int, **loop: int) -> RunConfig:
     return config.replace(model=config.model.replace(dropout=0.0), hardware=hardware)
 
 
-def start(launcher: str, arguments: list[str], runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
+def launch(launcher: str, arguments: list[str], runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
     source = str(Path(skyformer.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "SKYFORMER_RUNS": str(runs_dir)}
     command = [*LAUNCHERS[launcher], "train", *arguments, "--no-progress", "--data-dir", str(data_dir)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def start_new(launcher: str, config: RunConfig, runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
+def launch_new(launcher: str, config: RunConfig, runs_dir: Path, data_dir: Path) -> subprocess.Popen[str]:
     file = runs_dir.parent / "config.yaml"
     file.write_text(to_yaml(config))
-    return start(launcher, ["--config", str(file)], runs_dir, data_dir)
+    return launch(launcher, ["--config", str(file)], runs_dir, data_dir)
 
 
-@pytest.mark.parametrize("launcher", ["lightning", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: Path, data_dir: Path) -> None:
-    config = plain_config(batch_size=4, devices=2)
-    process = start_new(launcher, config, runs_dir, data_dir)
+def assert_like_one_process(config: RunConfig, runs_dir: Path, data_dir: Path) -> None:
+    """The run is the same as that of one process with the doubled batch, up to rounding."""
     single = train(plain_config(batch_size=8, devices=1), runs_dir=runs_dir, data_dir=data_dir, progress=False)
-    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0, err
-    # One of them printed.
-    assert out.count("test accuracy") == 1
     double = Run(runs_dir / config.run_name())
     ours, theirs = double.metrics(), Run(runs_dir / single.run).metrics()
     assert [(row.step, row.split) for row in ours] == [(row.step, row.split) for row in theirs]
@@ -67,14 +62,40 @@ def test_two_processes_and_one_with_the_doubled_batch(launcher: str, runs_dir: P
     assert double.result.test_loss == pytest.approx(single.test_loss, rel=1e-5)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_two_processes_and_one_with_the_doubled_batch(runs_dir: Path, data_dir: Path) -> None:
+    config, port = plain_config(batch_size=4, devices=2), free_port()
+    processes = [start(to_yaml(config), runs_dir, data_dir, Rank(rank, 2, port)) for rank in range(2)]
+    assert [end(process) for process in processes] == [0, 0]
+    assert_like_one_process(config, runs_dir, data_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_of_two_processes(launcher: str, runs_dir: Path, data_dir: Path) -> None:
+    config = plain_config(batch_size=4, devices=2)
+    process = launch_new(launcher, config, runs_dir, data_dir)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, err
+    # One of them printed.
+    assert out.count("test accuracy") == 1
+    assert_like_one_process(config, runs_dir, data_dir)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_two_processes_resume(number: signal.Signals, tmp_path: Path, data_dir: Path) -> None:
     config = plain_config(batch_size=4, devices=2, steps=100, eval_every=20, checkpoint_every=10)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    process = start_new("lightning", config, whole, data_dir)
+    process = launch_new("lightning", config, whole, data_dir)
     assert process.communicate(timeout=TIMEOUT_SECONDS)[1] == ""
-    process = start_new("lightning", config, broken, data_dir)
+    process = launch_new("lightning", config, broken, data_dir)
     run = Run(broken / config.run_name())
     wait_for(run.metrics_file, "50,train")
     process.send_signal(number)
@@ -85,6 +106,6 @@ def test_two_processes_resume(number: signal.Signals, tmp_path: Path, data_dir: 
         assert err.count("resume with") == 1
     time.sleep(1)
     assert run.state.state == "interrupted"
-    process = start("lightning", ["--resume", run.name], broken, data_dir)
+    process = launch("lightning", ["--resume", run.name], broken, data_dir)
     assert process.communicate(timeout=TIMEOUT_SECONDS)[1] == ""
     assert_same_run(run, Run(whole / config.run_name()))

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.lra import Example, TaskDataset, prepare
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.training import fit
 from skyformer.training.building import build_model
 from skyformer.training.config import TaskConfig
 from skyformer.training.fit import evaluate, resume, train
@@ -63,13 +64,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(whole: Run, data_dir: Path
     assert one.loss == pytest.approx(other.loss, rel=1e-5)
 
 
-def test_same_seed_same_result(whole: Run, runs_dir: Path, data_dir: Path) -> None:
-    train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False)
-    assert_same_run(Run(runs_dir / whole.name), whole)
-
-
 class FirstBatches(Callback):
-    """Remembers which examples the first steps saw, and where the weights began."""
+    """Remembers the examples of each step and the first weights."""
 
     def __init__(self) -> None:
         self.ids: list[list[int]] = []
@@ -93,8 +89,8 @@ def test_another_seed_is_another_run(runs_dir: Path, data_dir: Path) -> None:
     assert not torch.equal(seen[0].weights, seen[1].weights)
 
 
-def test_the_test_set_is_touched_once_at_the_end(
-    runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_same_seed_is_the_same_run_and_reads_the_test_set_once_at_the_end(
+    whole: Run, runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     original = TaskDataset.__getitem__
@@ -108,16 +104,17 @@ def test_the_test_set_is_touched_once_at_the_end(
     assert read.count("test") == 64
     assert read[-64:] == ["test"] * 64
     assert read.count("dev") == 3 * 64
+    assert_same_run(Run(runs_dir / whole.name), whole)
 
 
-def test_ties_go_to_the_earlier_step(runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # With a learning rate next to nothing all evaluations are alike.
-    config = tiny_config()
+def test_ties_go_to_the_earlier_step(runs_dir: Path, data_dir: Path) -> None:
+    # With a learning rate close to zero all evaluations are equal.
+    config = tiny_config(steps=6, eval_every=3)
     config = config.replace(optim=config.optim.replace(lr=1e-12))
     result = train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
     accuracies = {row.accuracy for row in Run(runs_dir / result.run).metrics() if row.split == "dev"}
     assert len(accuracies) == 1
-    assert result.best_step == 5
+    assert result.best_step == 3
 
 
 def test_pairs(runs_dir: Path, tmp_path: Path) -> None:
@@ -138,6 +135,21 @@ def test_precisions(precision: str, runs_dir: Path, data_dir: Path) -> None:
     result = train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
     again = evaluate(Run(runs_dir / result.run), data_dir=data_dir)
     assert (again.accuracy, again.loss) == (result.test_accuracy, pytest.approx(result.test_loss, rel=1e-2))
+
+
+@pytest.mark.filterwarnings("ignore:.*AMP with fp16 is not supported on CPU")
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "16-mixed", "16-true"])
+def test_half_precision_that_would_crash_makes_no_folder(
+    precision: str, runs_dir: Path, data_dir: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "half_precision_crashes", lambda dtype: True)
+    config = tiny_config()
+    config = config.replace(hardware=config.hardware.replace(precision=precision))
+    with refused(InputError, f"hardware.precision={precision}", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"):
+        train(config, runs_dir=runs_dir, data_dir=data_dir)
+    assert not runs_dir.exists()
+    # Single precision is not affected.
+    assert evaluate(whole, data_dir=data_dir).examples == 64
 
 
 def test_padding_to_the_longest_changes_little(whole: Run, runs_dir: Path, data_dir: Path) -> None:
@@ -175,7 +187,7 @@ def test_unknown_split_and_missing_model(whole: Run, data_dir: Path, tmp_path: P
 
 
 class Poison(Callback):
-    """Makes the weights produce a loss that is no number, or a gradient that is none, at a step."""
+    """Makes the loss or a gradient not finite at a step."""
 
     def __init__(self, step: int, what: str) -> None:
         self.step, self.what = step, what

@@ -1,4 +1,4 @@
-"""Presets: the paper's numbers, changes from the command line, and names that were meant otherwise."""
+"""Presets: the paper's numbers, changed settings, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ EVERY_PRESET = [(preset, task) for preset in list_presets() for task in TASKS if
 
 class TestPaper:
     @pytest.mark.parametrize("task", PAPER)
-    def test_has_the_numbers_of_the_task(self, task: str) -> None:
+    def test_has_the_papers_numbers(self, task: str) -> None:
         config = load_preset(task)
         assert (config.loop.batch_size, config.optim.lr, config.optim.warmup_steps) == PAPER[task]
-
-    @pytest.mark.parametrize("task", TASKS)
-    def test_has_the_numbers_of_all(self, task: str) -> None:
-        config = load_preset(task)
         model, optim = config.model, config.optim
         assert (model.num_layers, model.dim, model.hidden_dim, model.num_heads, model.dropout) == (2, 64, 128, 2, 0.1)
         assert model.attention_options == {"num_landmarks": 128, "gamma": 0.1}
@@ -47,19 +43,19 @@ class TestPaper:
         assert list_presets()[0] == "paper"
 
 
-@pytest.mark.parametrize(("preset", "task"), EVERY_PRESET)
 @pytest.mark.parametrize("attention", list_attentions())
-def test_every_preset_takes_every_attention(preset: str, task: str, attention: str) -> None:
-    config = load_preset(task, preset, attention=attention)
-    assert (config.preset, config.task.name, config.model.attention) == (preset, task, attention)
-    assert ("gamma" in config.model.attention_options) == (attention == "skyformer")
-    assert config.build_model_config().attention == attention
+def test_every_preset_takes_every_attention(attention: str) -> None:
+    for preset, task in EVERY_PRESET:
+        config = load_preset(task, preset, attention=attention)
+        assert (config.preset, config.task.name, config.model.attention) == (preset, task, attention)
+        assert ("gamma" in config.model.attention_options) == (attention == "skyformer")
+        assert config.build_model_config().attention == attention
 
 
-@pytest.mark.parametrize(("preset", "task"), EVERY_PRESET)
-def test_what_is_not_the_papers_says_so(preset: str, task: str) -> None:
-    note = load_preset(task, preset).note
-    assert note.startswith("reduced: ") if preset != "paper" else note == ""
+def test_reduced_presets_have_a_note() -> None:
+    for preset, task in EVERY_PRESET:
+        note = load_preset(task, preset).note
+        assert note.startswith("reduced: ") if preset != "paper" else note == ""
 
 
 class TestFeatures:
@@ -131,17 +127,17 @@ class TestChanges:
             load_preset("text", overrides=["model.attention_options=3", "model.attention_options.x=1"])
 
 
-class TestMeant:
-    @pytest.mark.parametrize("name", [name for name in SETTABLE if len(name.partition(".")[2]) > 3])
-    def test_a_letter_too_few(self, name: str) -> None:
-        with refused(UnknownNameError, f"unknown setting {name[:-2] + name[-1]!r}", f"Did you mean {name!r}?"):
-            parse_overrides([f"{name[:-2] + name[-1]}=1"])
+class TestSuggestions:
+    def test_a_missing_letter(self) -> None:
+        for name in [name for name in SETTABLE if len(name.partition(".")[2]) > 3]:
+            misspelt = name[:-2] + name[-1]
+            with refused(UnknownNameError, f"unknown setting {misspelt!r}", f"Did you mean {name!r}?"):
+                parse_overrides([f"{misspelt}=1"])
 
-    @pytest.mark.parametrize("name", SETTABLE)
-    def test_the_wrong_section(self, name: str) -> None:
-        own = name.rpartition(".")[2]
-        with refused(UnknownNameError, f"Did you mean {name!r}?"):
-            parse_overrides([f"wrong.{own}=1"])
+    def test_the_wrong_section(self) -> None:
+        for name in SETTABLE:
+            with refused(UnknownNameError, f"Did you mean {name!r}?"):
+                parse_overrides([f"wrong.{name.rpartition('.')[2]}=1"])
 
     def test_a_section(self) -> None:
         with refused(UnknownNameError, "unknown setting 'optim'; known: optim.betas, optim.clip_value"):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the running step is finished and saved, a second signal is not waited for."""
+"""Ctrl-C and SIGTERM: the current step is finished and saved, a second signal stops immediately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.training.tiny import assert_same_run, tiny_config
 
 
 class Send(Callback):
-    """Signals to this process, in the midst of a batch's step."""
+    """Sends signals to this process in the middle of a step."""
 
     def __init__(self, batch: int, *numbers: signal.Signals) -> None:
         self.batch, self.numbers = batch, numbers
@@ -30,9 +30,8 @@ class Send(Callback):
                 os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_signal_saves_and_the_run_goes_on(
+@pytest.mark.parametrize(("number", "code", "accumulate"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 3)])
+def test_a_signal_saves_and_the_run_can_be_resumed(
     number: signal.Signals, code: int, accumulate: int, finished: Finished, runs_dir: Path, data_dir: Path
 ) -> None:
     config = tiny_config(accumulate=accumulate)
@@ -50,7 +49,7 @@ def test_a_signal_saves_and_the_run_goes_on(
     assert_same_run(run, finished(config))
 
 
-@pytest.mark.parametrize("call", [1, 2, 8, 11])
+@pytest.mark.parametrize("call", [2, 8, 11], ids=["between steps", "after the last step", "test"])
 def test_a_signal_ends_an_evaluation(
     call: int, whole: Run, runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +71,7 @@ def test_a_signal_ends_an_evaluation(
     assert_same_run(run, whole)
 
 
-def test_the_second_signal_is_not_waited_for(runs_dir: Path, data_dir: Path) -> None:
+def test_the_second_signal_stops_immediately(runs_dir: Path, data_dir: Path) -> None:
     config = tiny_config()
     send = Send(8, signal.SIGINT, signal.SIGINT)
     with pytest.raises(InterruptedRunError, match="stopped immediately by SIGINT") as caught:
@@ -88,5 +87,5 @@ def test_handlers_are_put_back(runs_dir: Path, data_dir: Path) -> None:
     with StopSignals("resume it") as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.received == signal.SIGTERM
-    train(tiny_config(steps=4), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    train(tiny_config(steps=4, eval_every=4), runs_dir=runs_dir, data_dir=data_dir, progress=False)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

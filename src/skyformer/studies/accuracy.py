@@ -155,14 +155,11 @@ class Accuracy(Study[Options, Cell, Result]):
 
     def _train(self, config: RunConfig, runs_dir: Path) -> tuple[Run, str]:
         """The run, trained to its end, and how it diverged if it did."""
-        from skyformer.training import open_run, resume, train
+        from skyformer.training import open_run, train_or_resume
 
-        folder, data_dir = runs_dir / config.run_name(), self.options.data_dir
+        folder = runs_dir / config.run_name()
         try:
-            if not folder.exists():
-                train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
-            elif not open_run(folder).finished:
-                resume(open_run(folder), data_dir=data_dir, progress=False)
+            train_or_resume(config, runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
         except DivergedError as diverged:
             # Without where its checkpoint lies on this machine.
             return open_run(folder), str(diverged).partition("; last checkpoint")[0]

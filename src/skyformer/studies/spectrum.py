@@ -272,18 +272,14 @@ class Spectrum(Study[Options, Cell, Result]):
         )
 
     def _trained(self, task: str) -> Run:
-        from skyformer.training import open_run, resume, train
+        from skyformer.training import open_run, train_or_resume
 
         found = self._finished_run(task)
         if found is not None:
             return found
-        config, data_dir, runs_dir = self._config(task), self.options.data_dir, self._runs_dir(task)
-        folder = runs_dir / config.run_name()
-        if folder.exists():
-            resume(open_run(folder), data_dir=data_dir, progress=False)
-        else:
-            train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
-        return open_run(folder)
+        runs_dir = self._runs_dir(task)
+        result = train_or_resume(self._config(task), runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
+        return open_run(runs_dir / result.run)
 
     def _finished_run(self, task: str) -> Run | None:
         """The run of the settings asked for, among those that `skyformer train` or the study of accuracy left."""

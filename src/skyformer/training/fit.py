@@ -24,13 +24,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from skyformer.environment import now
-from skyformer.errors import (
-    InputError,
-    InterruptedRunError,
-    SkyformerError,
-    TrainingError,
-    UnknownNameError,
-)
+from skyformer.errors import InputError, InterruptedRunError, SkyformerError, TrainingError, UnknownNameError
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
@@ -81,7 +75,18 @@ def train(
         callbacks: further Lightning callbacks.
 
     Returns:
-        The result, which is also in the run's folder, see `open_run(result.run)`.
+        The result, which is also stored in the run's folder; `open_run(result.run)` opens it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from skyformer.lra import prepare
+    >>> from skyformer.training import load_preset, train
+    >>> folder = TemporaryDirectory()
+    >>> _ = prepare("listops", limit=16, max_length=64, data_dir=folder.name)
+    >>> changes = ["task.limit=16", "task.max_length=64", "optim.warmup_steps=1", "hardware.accelerator=cpu"]
+    >>> config = load_preset("listops", "cpu", steps=2, overrides=changes)
+    >>> result = train(config, runs_dir=folder.name, data_dir=folder.name, progress=False)
+    >>> result.steps, result.test_examples
+    (2, 16)
     """
     task = load_data(config, data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
@@ -111,6 +116,20 @@ def resume(
     return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
 
 
+def train_or_resume(
+    config: RunConfig,
+    *,
+    runs_dir: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    progress: bool = True,
+) -> RunResult:
+    """The result of a config's run: train it, resume it, or read its result if it is finished."""
+    run = Run(runs_dir_or_default(runs_dir) / config.run_name())
+    if not run.folder.exists():
+        return train(config, runs_dir=runs_dir, data_dir=data_dir, progress=progress)
+    return run.result or resume(run, data_dir=data_dir, progress=progress)
+
+
 def evaluate(
     run: Run,
     *,
@@ -118,7 +137,13 @@ def evaluate(
     data_dir: Path | str | None = None,
     batch_size: int | None = None,
 ) -> Evaluation:
-    """Loss and accuracy of a run's best model on every example of a split."""
+    """Evaluate a run's best model on every example of a split.
+
+    Args:
+        split: train, dev or test.
+        data_dir: folder of the prepared data, as in `train`.
+        batch_size: examples per batch; the run's own by default.
+    """
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
@@ -163,17 +188,17 @@ def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:
         chosen = ", ".join(f"hardware.{name}={value}" for name, value in hardware if value is not None)
         reason = " ".join(str(refused).split())
         raise InputError(f"these settings cannot be used on this machine: {chosen}. Lightning says: {reason}") from None
-    if trainer.strategy.root_device.type == "cpu":
-        _check_half_precision(hardware.precision)
+    _check_half_precision(trainer, hardware.precision)
     return trainer
 
 
-def _check_half_precision(precision: str) -> None:
-    """Refuse a precision whose first matrix product would kill the process."""
-    dtype = {"bf16": "bfloat16", "16": "float16"}.get(precision.partition("-")[0])
-    if dtype is not None and half_precision_crashes(dtype):
+def _check_half_precision(trainer: pl.Trainer, chosen: str) -> None:
+    """Refuse a precision whose first matrix product on the CPU would kill the process."""
+    # Lightning may have replaced the chosen precision: on a CPU it trains in bf16-mixed instead of 16-mixed.
+    dtype = {"bf16": "bfloat16", "16": "float16"}.get(str(trainer.precision).partition("-")[0])
+    if dtype is not None and trainer.strategy.root_device.type == "cpu" and half_precision_crashes(dtype):
         raise InputError(
-            f"hardware.precision={precision} would crash here: the processor reports AMX instructions, but this "
+            f"hardware.precision={chosen} would crash here: the processor reports AMX instructions, but this "
             f"environment does not permit them. Set the environment variable {ISA_VARIABLE}={ISA_WITHOUT_AMX} and run "
             "the command again, or use --precision 32-true"
         )
