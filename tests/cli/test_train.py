@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from skyformer.cli.main import main
 from skyformer.errors import InterruptedRunError
 from skyformer.lra import prepare
 from skyformer.training import fit
 from skyformer.training.config import RunConfig, to_yaml
 from skyformer.training.runs import Run, create_run, list_runs, open_run
-from tests.cli.typed import Outcome
+from tests.cli.typed import CommandLine
 from tests.training.fakes import SMALL, finished_run, result_of, small_config
 
 SETTINGS = [word for override in SMALL for word in ("--set", override)]
@@ -34,34 +33,13 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-class Command:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *words: object) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["skyformer", *map(str, words)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = self._capsys.readouterr()
-        return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
-
-    def refused(self, *words: object) -> str:
-        """The one line that a wrong command gets."""
-        outcome = self(*words)
-        assert outcome.code == 2
-        assert outcome.output == ""
-        assert outcome.errors.startswith("error: ")
-        assert outcome.errors.count("\n") == 1
-        return outcome.errors
-
-
 @pytest.fixture
-def skyformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+def skyformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys)
 
 
 class Trained:
-    """Stands for `fit.train`: keeps what it was asked for, and finishes the run at once."""
+    """Replaces `fit.train`: remembers its arguments and writes a result without training."""
 
     def __init__(self) -> None:
         self.config: RunConfig | None = None
@@ -76,9 +54,9 @@ class Trained:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    stand_in = Trained()
-    monkeypatch.setattr(fit, "train", stand_in)
-    return stand_in
+    fake = Trained()
+    monkeypatch.setattr(fit, "train", fake)
+    return fake
 
 
 def raising(error: Exception) -> Callable[..., None]:
@@ -88,8 +66,8 @@ def raising(error: Exception) -> Callable[..., None]:
     return fail
 
 
-def test_from_data_to_prediction(skyformer: Command, runs_dir: Path) -> None:
-    """Nothing replaced: a run of four steps, evaluated and asked, and never trained twice."""
+def test_from_data_to_prediction(skyformer: CommandLine, runs_dir: Path) -> None:
+    """A real run of four steps, evaluated, used for predictions, and not trained twice."""
     prepare("listops", limit=12)
     command = ["train", "listops", *SETTINGS, "--set", "task.limit=12", "--set", "loop.batch_size=2", "--steps", 4]
     first = skyformer(*command, "--no-progress")
@@ -112,7 +90,7 @@ def test_from_data_to_prediction(skyformer: Command, runs_dir: Path) -> None:
 
 
 class TestShowConfig:
-    def test_is_what_would_be_trained(self, skyformer: Command, trained: Trained, runs_dir: Path) -> None:
+    def test_is_what_would_be_trained(self, skyformer: CommandLine, trained: Trained, runs_dir: Path) -> None:
         command = ["train", "text", "--attention", "kernelized", "--set", "optim.lr=3e-4", "--steps", 5000, "--seed", 1]
         shown = skyformer(*command, "--show-config")
         assert not runs_dir.exists()
@@ -122,13 +100,13 @@ class TestShowConfig:
         assert shown.output == to_yaml(trained.config)
         assert yaml.safe_load(shown.output)["optim"]["lr"] == 3e-4
 
-    def test_of_a_run(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_of_a_run(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = create_run(small_config(), runs_dir)
         assert skyformer("train", "--resume", run.name, "--show-config").output == to_yaml(run.config)
 
 
 class TestTrain:
-    def test_hardware(self, skyformer: Command, trained: Trained) -> None:
+    def test_hardware(self, skyformer: CommandLine, trained: Trained) -> None:
         words = ["--devices", 2, "--strategy", "ddp", "--precision", "bf16-mixed", "--accelerator", "cpu"]
         skyformer("train", "text", *words, "--threads", 3)
         assert trained.config is not None
@@ -136,17 +114,17 @@ class TestTrain:
         assert (hardware.devices, hardware.strategy, hardware.precision) == (2, "ddp", "bf16-mixed")
         assert (hardware.accelerator, hardware.threads) == ("cpu", 3)
 
-    def test_places(self, skyformer: Command, trained: Trained, tmp_path: Path) -> None:
+    def test_places(self, skyformer: CommandLine, trained: Trained, tmp_path: Path) -> None:
         outcome = skyformer(
             "train", "text", "--runs-dir", tmp_path / "r", "--data-dir", tmp_path / "d", "--no-progress"
         )
         assert trained.options == {"runs_dir": tmp_path / "r", "data_dir": tmp_path / "d", "progress": False}
         assert str(tmp_path / "r") in outcome.output
 
-    def test_a_reduced_preset_says_so(self, skyformer: Command, trained: Trained) -> None:
+    def test_a_reduced_preset_says_so(self, skyformer: CommandLine, trained: Trained) -> None:
         assert "[reduced: " in skyformer("train", "text", "--preset", "cpu").output
 
-    def test_a_whole_config(self, skyformer: Command, trained: Trained, tmp_path: Path) -> None:
+    def test_a_whole_config(self, skyformer: CommandLine, trained: Trained, tmp_path: Path) -> None:
         file = tmp_path / "config.yaml"
         file.write_text(to_yaml(small_config(seed=4)))
         skyformer("train", "--config", file)
@@ -156,7 +134,7 @@ class TestTrain:
         )
 
     def test_only_one_of_many_processes_speaks(
-        self, skyformer: Command, trained: Trained, monkeypatch: pytest.MonkeyPatch
+        self, skyformer: CommandLine, trained: Trained, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(fit, "is_main_process", lambda: False)
         assert skyformer("train", "text").output == ""
@@ -186,7 +164,7 @@ class TestBadInput:
             ("predict nothing text", "there is no run 'nothing'"),
         ],
     )
-    def test_a_wrong_command(self, skyformer: Command, words: str, expected: str) -> None:
+    def test_a_wrong_command(self, skyformer: CommandLine, words: str, expected: str) -> None:
         assert expected in skyformer.refused(*words.split())
 
     @pytest.mark.parametrize(
@@ -200,46 +178,46 @@ class TestBadInput:
             ("pathfinder --preset cpu --set task.level=easy", "prepare pathfinder --level easy --limit 20000\n"),
         ],
     )
-    def test_data_that_is_not_prepared(self, skyformer: Command, runs_dir: Path, words: str, advice: str) -> None:
+    def test_data_that_is_not_prepared(self, skyformer: CommandLine, runs_dir: Path, words: str, advice: str) -> None:
         error = skyformer.refused("train", *words.split())
         assert "is not prepared in" in error
         assert error.endswith(advice)
         assert not runs_dir.exists()
 
-    def test_evaluating_without_data(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_evaluating_without_data(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         assert "run: skyformer data prepare text --data-dir d" in skyformer.refused(
             "evaluate", run.name, "--data-dir", "d"
         )
 
-    def test_a_run_of_a_newer_version(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_run_of_a_newer_version(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = create_run(small_config(), runs_dir)
         (run.folder / "state.json").write_text('{"format": 7}')
         for words in (["train", "--resume"], ["evaluate"]):
             assert "upgrade skyformer" in skyformer.refused(*words, run.name)
 
-    def test_a_folder_from_elsewhere(self, skyformer: Command, tmp_path: Path) -> None:
+    def test_a_folder_from_elsewhere(self, skyformer: CommandLine, tmp_path: Path) -> None:
         for words in (["train", "--resume"], ["evaluate"]):
             assert "is not a run" in skyformer.refused(*words, tmp_path)
 
-    def test_a_model_from_elsewhere(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_model_from_elsewhere(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run, other = (finished_run(runs_dir, small_config("text", f"model.dim={dim}")) for dim in (4, 8))
         for file in other.model_folder.iterdir():
             (run.model_folder / file.name).write_bytes(file.read_bytes())
         assert "is not the model of this run: dim do not match" in skyformer.refused("predict", run.name, "good")
 
-    def test_a_text_longer_than_the_model(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_text_longer_than_the_model(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         error = skyformer.refused("predict", run.name, "x" * 4001)
         assert "4,001 bytes, and this model reads at most 4,000" in error
         assert skyformer("predict", run.name, "x" * 4001, "--cut").code == 0
 
-    def test_no_space_left(self, skyformer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_space_left(self, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x/state.json")
         monkeypatch.setattr(fit, "train", raising(full))
         assert "no space left on the disk: runs/x/state.json; free some space" in skyformer.refused("train", "text")
 
-    def test_a_folder_that_cannot_be_written(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_folder_that_cannot_be_written(self, skyformer: CommandLine, runs_dir: Path) -> None:
         prepare("listops", limit=4)
         runs_dir.touch()
         assert str(runs_dir) in skyformer.refused("train", "listops", "--set", "task.limit=4")
@@ -269,7 +247,7 @@ class TestResume:
             "--set model.dim=8 --set model.features=4 --set optim.lr=1e-4",
         ],
     )
-    def test_with_the_same_settings(self, skyformer: Command, run: Run, resumed: list[Run], words: str) -> None:
+    def test_with_the_same_settings(self, skyformer: CommandLine, run: Run, resumed: list[Run], words: str) -> None:
         outcome = skyformer("train", *words.split(), "--resume", run.name)
         assert outcome.code == 0
         assert outcome.output.endswith(f"-> {run.folder}\n")
@@ -289,11 +267,13 @@ class TestResume:
             ("--set optim.lrr=3", "Did you mean 'optim.lr'?"),
         ],
     )
-    def test_with_others(self, skyformer: Command, run: Run, resumed: list[Run], words: str, difference: str) -> None:
+    def test_with_others(
+        self, skyformer: CommandLine, run: Run, resumed: list[Run], words: str, difference: str
+    ) -> None:
         assert difference in skyformer.refused("train", "--resume", run.name, *words.split())
         assert resumed == []
 
-    def test_with_a_config(self, skyformer: Command, run: Run) -> None:
+    def test_with_a_config(self, skyformer: CommandLine, run: Run) -> None:
         file = run.folder / "config.yaml"
         assert "use only one of them" in skyformer.refused("train", "--resume", run.name, "--config", file)
 
@@ -301,7 +281,7 @@ class TestResume:
 class TestInterrupted:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
     def test_one_line_and_the_signals_code(
-        self, skyformer: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+        self, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
     ) -> None:
         told = InterruptedRunError("stopped at step 3; resume with: skyformer train --resume x", number)
         monkeypatch.setattr(fit, "train", raising(told))
@@ -313,19 +293,19 @@ class TestDebug:
     @pytest.mark.parametrize(
         "words", ["--debug train txet", "train --debug txet", "train txet --debug", "evaluate nothing --debug"]
     )
-    def test_anywhere_on_the_line(self, skyformer: Command, words: str) -> None:
+    def test_anywhere_on_the_line(self, skyformer: CommandLine, words: str) -> None:
         outcome = skyformer(*words.split())
         assert outcome.code == 2
         assert "Traceback (most recent call last)" in outcome.errors
         assert outcome.errors.splitlines()[-1].startswith("error: ")
 
-    def test_not_where_options_end(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_not_where_options_end(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         assert skyformer("predict", run.name, "--", "--debug").code == 0
 
 
 class TestPredict:
-    def test_a_line_for_each_text(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_line_for_each_text(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         lines = skyformer("predict", run.folder, "good", "bad").output.splitlines()
         assert len(lines) == 2
@@ -335,7 +315,7 @@ class TestPredict:
             assert [part.split()[0] for part in rest.split(", ")] == ["negative", "positive"]
 
     def test_from_files_and_standard_input(
-        self, skyformer: Command, runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, skyformer: CommandLine, runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = finished_run(runs_dir)
         (tmp_path / "review.txt").write_text("good")
@@ -344,17 +324,17 @@ class TestPredict:
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"good")))
         assert skyformer("predict", run.name, "-").output == spoken
 
-    def test_two_papers_at_a_time(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_two_papers_at_a_time(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir, small_config("retrieval"))
         assert len(skyformer("predict", run.name, "a", "b", "c", "d").output.splitlines()) == 2
         assert "retrieval needs 2 texts per prediction; got 3 inputs" in skyformer.refused("predict", run.name, *"abc")
 
-    def test_a_picture_is_a_file(self, skyformer: Command, runs_dir: Path) -> None:
+    def test_a_picture_is_a_file(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir, small_config("pathfinder"))
         assert "nowhere.png cannot be read as an image" in skyformer.refused("predict", run.name, "nowhere.png")
 
 
-def test_evaluate_in_one_line(skyformer: Command, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_in_one_line(skyformer: CommandLine, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished_run(runs_dir)
     asked: dict[str, Any] = {}
 

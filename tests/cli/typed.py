@@ -1,4 +1,4 @@
-"""The command line without a new process: what a user types, and what comes of it."""
+"""Runs `skyformer` commands in this process."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ class CommandLine:
             main()
         captured = self._capsys.readouterr()
         return Outcome(int(exit_.value.code or 0), captured.out, captured.err)
+
+    def refused(self, *words: object) -> str:
+        """The one line that is printed for a wrong command, which must exit with code 2."""
+        outcome = self(*words)
+        assert outcome.code == 2
+        assert outcome.output == ""
+        assert outcome.errors.startswith("error: ")
+        assert outcome.errors.count("\n") == 1
+        return outcome.errors

@@ -184,7 +184,7 @@ class TestRuns:
         self, tiny: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = run_study(Accuracy(tiny), tmp_path / "a").results()
-        monkeypatch.setattr(fit, "_carry_out", lambda job: pytest.fail("trained again"))
+        monkeypatch.setattr(fit, "_run_to_end", lambda training: pytest.fail("trained again"))
         assert run_study(Accuracy(tiny), tmp_path / "b").results() == first
 
     def test_an_interrupted_run_goes_on(self, tiny: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,6 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def accuracy(attention: str, runs_dir: Path, **options: Any) -> float:
-    size = {"num_layers": 1, "dim": 32, "hidden_dim": 32, "dropout": 0.0}
     config = RunConfig(
         preset="learning",
         seed=1,

@@ -64,15 +64,6 @@ skyformer predict RUN - < review.txt  # standard input
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where runs and data are, and whether progress is shown."""
-
-    runs_dir: Path | None
-    data_dir: Path | None
-    progress: bool = True
-
-
-@dataclass(frozen=True)
 class _Chosen:
     """The settings given to `skyformer train`; None stands for the preset's or the run's own."""
 

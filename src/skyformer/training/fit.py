@@ -87,6 +87,7 @@ def train(
     >>> result = train(config, runs_dir=folder.name, data_dir=folder.name, progress=False)
     >>> result.steps, result.test_examples
     (2, 16)
+    >>> folder.cleanup()
     """
     task = load_data(config, data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
