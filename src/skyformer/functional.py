@@ -37,6 +37,7 @@ from skyformer.landmarks import (
     landmark_rows,
     take_rows,
 )
+from skyformer.landmarks.rows import mean_of_valid
 from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.precision import at_least_float32
@@ -438,15 +439,7 @@ class _ShortExamples:
 def _move_to_queries(query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """The keys, shifted so that their mean is the mean of the queries. A common shift c of the keys adds q_i . c to all
     scores of row i, which does not change softmax attention, and the Gaussian kernel then compares nearby points."""
-    return key + (_mean_of_valid(query, query_mask) - _mean_of_valid(key, key_mask))
-
-
-def _mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
-    if mask is None:
-        return x.sum(2, keepdim=True) / max(x.shape[2], 1)
-    valid = mask[:, None, :, None]
-    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
+    return key + (mean_of_valid(query, query_mask) - mean_of_valid(key, key_mask))
 
 
 def _weigh_by_key_norm(key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:

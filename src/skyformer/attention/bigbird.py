@@ -27,7 +27,7 @@ from skyformer.attention.base import Attention, Inputs, Promise, computed_in_flo
 from skyformer.attention.registry import register
 from skyformer.attention.rows import Ranks, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
-from skyformer.functional import softmax_attention
+from skyformer.functional import attend_softmax
 from skyformer.ops.noise import draw_seed, uniform_noise
 
 
@@ -132,7 +132,7 @@ def _other_block(table: Tensor, count: Tensor, blocks: int, noise: Tensor) -> Te
 @computed_in_float32
 def _attend(inputs: Inputs, pattern: _Pattern, scale: float | None, dropout_p: float) -> Tensor:
     """Moves the valid tokens of each example to the front, attends, and moves the rows back."""
-    dense = functools.partial(softmax_attention, scale=scale, dropout_p=dropout_p)
+    dense = functools.partial(attend_softmax, scale=scale, dropout_p=dropout_p)
     query, key, value, tokens = inputs.query, inputs.key, inputs.value, inputs.token_mask()
     if inputs.key_mask is None or tokens is None:
         visible = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
 from skyformer.attention.registry import register
-from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import attend_softmax
-from skyformer.landmarks import take_rows
+from skyformer.landmarks.rows import count_valid, mean_of_valid, nth_valid, pick_in_stratum, take_rows
 from skyformer.ops.noise import draw_seed, uniform_noise
 
 
@@ -67,7 +66,7 @@ def _attend(inputs: Inputs, queries: _Quota, samples: _Quota, scale: float | Non
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     measure = sparsity_measure(query, key, key_mask, samples, seed)
     rows, chosen = _largest(measure, inputs.query_mask, queries)
-    mean = _mean_of_valid(value, key_mask)
+    mean = mean_of_valid(value, key_mask)
     full = attend_softmax(take_rows(query, rows), key, value, key_mask, scale=scale)
     full = torch.where(chosen.unsqueeze(-1), full, mean)
     return mean.expand(-1, -1, query.shape[2], -1).scatter(2, rows.unsqueeze(-1).expand_as(full), full)
@@ -110,7 +109,7 @@ def sparsity_measure(query: Tensor, key: Tensor, key_mask: Tensor | None, quota:
     if rows.shape[1] == 0:
         return query.new_zeros(query.shape[:3])
     keys = take_rows(key, rows[:, None])
-    mean_key = _mean_of_valid(keys, sampled)
+    mean_key = mean_of_valid(keys, sampled)
     return (query @ keys.mT).amax(-1) - (query @ mean_key.mT).squeeze(-1)
 
 
@@ -120,41 +119,25 @@ def sample_keys(key: Tensor, key_mask: Tensor | None, quota: _Quota, seed: int) 
     The valid keys are cut into s equal strata and one is drawn from each; with fewer than s valid keys, all are taken,
     and the unused slots repeat the first one, which does not change a maximum.
     """
-    batch, length = key.shape[0], key.shape[2]
-    ranks = None if key_mask is None else Ranks.of(key_mask)
-    count = torch.full((batch, 1), length, device=key.device) if ranks is None else ranks.count
+    count = count_valid(key_mask, key)
     strata = quota.among(count)
-    slot = torch.arange(quota.slots(length), device=key.device).expand(batch, -1)
+    slot = torch.arange(quota.slots(key.shape[2]), device=key.device).expand(key.shape[0], -1)
     sampled = slot < strata
     slot = torch.where(sampled, slot, 0)
-    low, high = (torch.div(edge * count, strata.clamp(min=1), rounding_mode="floor") for edge in (slot, slot + 1))
     noise = uniform_noise(seed, 0, slot.shape[1], key.device)[slot]
-    rank = low + ((high - low) * noise).long()
-    if ranks is None:
-        return rank, sampled
-    return ranks.position.gather(1, rank.clamp(max=max(length - 1, 0))).clamp(min=0), sampled
+    return nth_valid(key_mask, pick_in_stratum(slot, strata, count, noise)), sampled
 
 
 def _largest(measure: Tensor, query_mask: Tensor | None, quota: _Quota) -> tuple[Tensor, Tensor]:
     """The queries of the largest measure (B, H, L): rows (B, H, u), and which slots are used (B, 1, u)."""
-    batch, _, length = measure.shape
-    count = torch.full((batch, 1), length, device=measure.device)
+    count = count_valid(query_mask, measure)
     if query_mask is not None:
         measure = measure.masked_fill(~query_mask[:, None], -torch.inf)
-        count = query_mask.sum(-1, keepdim=True)
-    slots = quota.slots(length)
+    slots = quota.slots(measure.shape[2])
     # The first among equals, so that padding does not matter; topk does not guarantee that.
     rows = measure.sort(stable=True, descending=True).indices[..., :slots]
     chosen = torch.arange(slots, device=measure.device) < quota.among(count)
     return rows, chosen[:, None]
-
-
-def _mean_of_valid(value: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The mean (B, H, 1, Pv) of the valid rows of value (B, H, S, Pv); zeros when there are none."""
-    if key_mask is None:
-        return value.sum(2, keepdim=True) / max(value.shape[2], 1)
-    weight = key_mask.to(value.dtype) / key_mask.sum(-1, keepdim=True).clamp(min=1)
-    return weight[:, None, None] @ value
 
 
 @register

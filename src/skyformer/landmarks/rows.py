@@ -35,6 +35,23 @@ def nth_valid(mask: Tensor | None, rank: Tensor) -> Tensor:
     return position.clamp(max=max(mask.shape[1] - 1, 0))
 
 
+def pick_in_stratum(slot: Tensor, strata: Tensor, count: Tensor, noise: Tensor) -> Tensor:
+    """One rank in [slot count / strata, (slot + 1) count / strata), both ends rounded down; slot (B, d)."""
+    strata = strata.clamp(min=1)
+    low = torch.div(slot * count, strata, rounding_mode="floor")
+    high = torch.div((slot + 1) * count, strata, rounding_mode="floor")
+    rank = low + ((high - low) * noise).long()
+    return torch.minimum(rank.clamp(min=0), (count - 1).clamp(min=0))
+
+
+def mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
+    if mask is None:
+        return x.sum(2, keepdim=True) / max(x.shape[2], 1)
+    valid = mask[:, None, :, None]
+    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
+
+
 def shuffle_rows(valid: Tensor, seed: int, stream: int) -> Tensor:
     """The rows (B, n) in random order, valid rows first. Padding does not change the order of the valid rows."""
     batch, length = valid.shape

@@ -12,7 +12,15 @@ from torch import Tensor
 from skyformer.checks import check_at_least, check_positive
 from skyformer.landmarks.base import SAMPLERS, Candidates, Landmarks, Sampler
 from skyformer.landmarks.leverage import exact_leverage_scores, recursive_leverage_rows
-from skyformer.landmarks.rows import count_valid, draw_by_weight, nth_valid, pad_slots, take_rows, valid_ranks
+from skyformer.landmarks.rows import (
+    count_valid,
+    draw_by_weight,
+    nth_valid,
+    pad_slots,
+    pick_in_stratum,
+    take_rows,
+    valid_ranks,
+)
 from skyformer.ops.noise import draw_seed, uniform_noise
 
 
@@ -61,8 +69,8 @@ class StratifiedSampler(_IndependentOfValues):
         queries, keys = candidates.valid_queries(), candidates.valid_keys()
         share = query_share(queries, keys, num_landmarks, self.from_queries)
         slot = (torch.arange(len(noise), device=noise.device) % num_landmarks).expand(queries.shape[0], -1)
-        query_rank = _pick_in_stratum(slot, share, queries, noise)
-        key_rank = _pick_in_stratum(slot - share, num_landmarks - share, keys, noise)
+        query_rank = pick_in_stratum(slot, share, queries, noise)
+        key_rank = pick_in_stratum(slot - share, num_landmarks - share, keys, noise)
         return torch.where(slot < share, candidates.query_row(query_rank), candidates.key_row(key_rank))
 
 
@@ -232,15 +240,6 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
     sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(2, index, x * member[:, None, :, None])
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
     return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
-
-
-def _pick_in_stratum(slot: Tensor, strata: Tensor, count: Tensor, noise: Tensor) -> Tensor:
-    """One rank in [slot count / strata, (slot + 1) count / strata), both ends rounded down; slot (B, d)."""
-    strata = strata.clamp(min=1)
-    low = torch.div(slot * count, strata, rounding_mode="floor")
-    high = torch.div((slot + 1) * count, strata, rounding_mode="floor")
-    rank = low + ((high - low) * noise).long()
-    return torch.minimum(rank.clamp(min=0), (count - 1).clamp(min=0))
 
 
 def _scale_to(noise: Tensor, count: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
+from skyformer.model.storage import stored_weights_digest
 from skyformer.training.building import build_model
-from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model, stored_weights_digest
+from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
 from skyformer.training.metrics import MetricRow, MetricsFile

@@ -23,7 +23,7 @@ from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from skyformer.errors import CheckpointWarning, DataError
-from skyformer.files import dump_json, read_json, sha256_of, write_atomic
+from skyformer.files import dump_json, sha256_of, write_atomic
 from skyformer.model.storage import StoredModel
 from skyformer.settings import Record, read_record
 
@@ -198,16 +198,6 @@ def export_model(model: StoredModel, weights: Mapping[str, Tensor], folder: Path
             f"the checkpoint does not contain the model of this run: {str(unfit).splitlines()[0]}"
         ) from unfit
     model.save_pretrained(folder)
-
-
-def stored_weights_digest(folder: Path) -> str | None:
-    """The SHA-256 sum of the weights in a model's folder; None if they are missing or damaged."""
-    try:
-        promised = str(read_json(folder / "config.json").get("weights_sha256"))
-        content = (folder / f"weights-{promised[:16]}.safetensors").read_bytes()
-    except (DataError, OSError):
-        return None
-    return promised if hashlib.sha256(content).hexdigest() == promised else None
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -27,11 +27,12 @@ from skyformer.environment import now
 from skyformer.errors import InputError, InterruptedRunError, SkyformerError, TrainingError, UnknownNameError
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
+from skyformer.model.storage import stored_weights_digest
 from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
 from skyformer.report.progress import display
 from skyformer.training.building import build_model
 from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite
-from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore, stored_weights_digest
+from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData, load_data
 from skyformer.training.metrics import MetricsFile
