@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from pathlib import Path
 
 import pytest
 
 from skyformer.studies.demo import typical_step
-from skyformer.training import open_run
+from skyformer.training import open_run, sweeps
+from skyformer.training.config import RunConfig
 from skyformer.training.metrics import MetricRow
+from skyformer.training.ray_sweeps import train_here
+from skyformer.training.sweeps import Outcome
 from tests.cli.typed import CommandLine
 
 SMALL = [
@@ -19,17 +23,36 @@ SMALL = [
 ]
 
 
+class InProcess:
+    """Trains in this process, which is quicker than starting one for each run."""
+
+    queues, save_seconds = False, 0.0
+
+    def __init__(self, runs_dir: Path, data_dir: Path, jobs: int) -> None:
+        self._folders = str(runs_dir), str(data_dir)
+        self._outcomes: list[Outcome] = []
+
+    def start(self, config: RunConfig) -> None:
+        self._outcomes.append(train_here(config, *self._folders))
+
+    def collect(self) -> list[Outcome]:
+        ended, self._outcomes = self._outcomes, []
+        return ended
+
+    def interrupt(self, number: signal.Signals) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    monkeypatch.setattr(sweeps, "LocalExecutor", InProcess)
     return CommandLine(monkeypatch, capsys, "demo")
 
 
-@pytest.fixture
-def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(monkeypatch, capsys, "evaluate")
-
-
-def test_both_are_trained_compared_and_kept(demo: CommandLine, evaluate: CommandLine, tmp_path: Path) -> None:
+def test_both_are_trained_and_compared(
+    demo: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     tmp_path = tmp_path / "my runs"
     done = demo("--output", tmp_path, *SMALL)
     assert done.code == 0, done.errors
@@ -44,7 +67,7 @@ def test_both_are_trained_compared_and_kept(demo: CommandLine, evaluate: Command
         assert figure["milliseconds_per_step"] > 0
     assert "up to 64 tokens are short" in " ".join(done.output.split())
     (advised,) = [line.partition("skyformer evaluate ")[2] for line in done.output.splitlines() if "evaluate" in line]
-    evaluated = evaluate(*shlex.split(advised))
+    evaluated = CommandLine(monkeypatch, capsys, "evaluate")(*shlex.split(advised))
     assert evaluated.code == 0, evaluated.errors
     assert 0.1 <= figures["chance"] < 0.6
     assert "reduced" in done.output

@@ -1,1 +1,1 @@
-"""How results reach people: tables (Markdown, LaTeX, CSV, terminal), figures (PNG, SVG, PDF) and progress displays."""
+"""The output of results: tables (Markdown, LaTeX, CSV, terminal), figures (PNG, SVG, PDF) and progress displays."""

@@ -27,7 +27,7 @@ ATTENTION_COLOURS = {
 }
 
 OTHER_COLOURS = ("#003f5c", "#bc5090", "#58a500", "#ffa600", "#7a5195", "#00a6a6", "#a05d00", "#888888")
-"""For labels that name no attention, or an attention whose colour is taken by another label of the figure."""
+"""For labels without the name of an attention, or if another label of the figure has the colour of the attention."""
 
 _TITLE_CHARACTERS = 46
 """Characters of a title that fit above one column of panels."""

@@ -1,4 +1,4 @@
-"""What the paper reports, as constants to set our own results beside."""
+"""The results of the paper as constants, for comparison with ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-# The order of Table 1's columns; the tasks under the names they have here.
+# In the order of the columns of Table 1.
 TASK_TITLES = MappingProxyType(
     {"text": "Text", "listops": "ListOps", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 )
@@ -26,17 +26,16 @@ class PaperAccuracy:
     image: float
 
     def on(self, task: str) -> float:
-        """The accuracy on one task."""
         accuracy: float = getattr(self, task)
         return accuracy
 
     def average(self, tasks: Iterable[str] = TASK_TITLES) -> float:
-        """The plain average over tasks; over all five it is the column AVG."""
+        """The average over tasks; over all five it is the column AVG of Table 1."""
         accuracies = [self.on(task) for task in tasks]
         return sum(accuracies) / len(accuracies)
 
 
-# "Classification accuracy (%) on LRA benchmark", in blocks as the paper rules them.
+# Table 1, "Classification accuracy (%) on LRA benchmark", in the blocks of the paper.
 ACCURACY_BLOCKS = (
     (
         PaperAccuracy("softmax", "Self-Attention", 61.95, 38.37, 80.69, 65.26, 40.57),
@@ -78,7 +77,7 @@ COSTS = MappingProxyType(
     }
 )
 
-# "Ratios of instability score", Table 3: to that of self-attention.
+# Table 3, "Ratios of instability score" to that of self-attention.
 INSTABILITY = MappingProxyType(
     {
         "nystromformer": {"text": 1.03, "listops": 1.01, "retrieval": 0.97, "pathfinder": 0.99, "image": 1.02},
@@ -94,6 +93,6 @@ class OfTask(Protocol):
 
 
 def tasks_among(cells: Iterable[OfTask]) -> list[str]:
-    """The tasks that cells are of, in the order of the paper's tables."""
+    """The tasks of the cells, in the order of the paper's tables."""
     present = {cell.task for cell in cells}
     return [task for task in TASK_TITLES if task in present]

@@ -1,4 +1,4 @@
-"""Tables as plain data, written as Markdown, LaTeX (booktabs), CSV or JSON, or printed."""
+"""Tables as plain data, written as Markdown, LaTeX (booktabs) or CSV, or printed."""
 
 from __future__ import annotations
 
@@ -154,12 +154,6 @@ def as_csv(table: Table) -> str:
     writer.writerow(_grouped_header(table))
     writer.writerows([_BOLD.sub(r"\1", cell) for cell in row] for row in table.rows)
     return text.getvalue()
-
-
-def as_records(table: Table) -> list[dict[str, str]]:
-    """The rows as dictionaries by column, for JSON."""
-    header = _grouped_header(table)
-    return [dict(zip(header, (_BOLD.sub(r"\1", cell) for cell in row), strict=True)) for row in table.rows]
 
 
 def print_table(table: Table) -> None:

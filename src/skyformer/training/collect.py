@@ -14,14 +14,14 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from skyformer.errors import SkyformerError
-from skyformer.report.paper import ACCURACY, TASK_TITLES
+from skyformer.report.paper import ACCURACY
 from skyformer.training.config import RunConfig, flatten
 from skyformer.training.metrics import MetricRow
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
@@ -166,55 +166,49 @@ def _preset(task: str, preset: str, attention: str) -> RunConfig | None:
 class SeedMean:
     """Finished runs of one attention on one task that differ only in the seed, and the mean of their accuracies.
 
-    Accuracies are on the test set, between 0 and 1. `rows` are sorted by seed.
+    Accuracies are on the test set, between 0 and 1. `note` says how the preset differs from the paper, `spread` is the
+    sample standard deviation (None for one seed), `paper` the paper's accuracy. `rows` are sorted by seed.
     """
 
     preset: str
     changes: tuple[str, ...]
+    note: str
+    as_in_paper: bool
     task: str
     attention: str
     options: tuple[str, ...]
-    rows: tuple[RunRow, ...]
+    count: int
+    mean: float
+    spread: float | None
+    paper: float | None
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    runs: tuple[str, ...]
+    rows: tuple[RunRow, ...] = field(repr=False)
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
 
-    @property
-    def note(self) -> str:
-        """How the preset differs from the paper."""
-        return self.rows[0].preset_note
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.rows)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(row.seed for row in self.rows if row.seed is not None)
-
-    @property
-    def accuracies(self) -> tuple[float, ...]:
-        return tuple(row.test_accuracy for row in self.rows if row.test_accuracy is not None)
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def spread(self) -> float | None:
-        """The sample standard deviation; None for one seed."""
-        return statistics.stdev(self.accuracies) if self.count > 1 else None
-
-    @property
-    def as_in_paper(self) -> bool:
-        return self.preset == DEFAULT_PRESET and not (self.changes or self.options or self.note)
-
-    @property
-    def paper(self) -> float | None:
-        """The paper's accuracy, if it has one."""
-        known = self.attention in ACCURACY and self.task in TASK_TITLES
-        return round(ACCURACY[self.attention].on(self.task) / 100, 4) if known else None
+def _seed_mean(rows: Sequence[RunRow]) -> SeedMean:
+    first, rows = rows[0], sorted(rows, key=lambda row: row.seed or 0)
+    task, attention, preset = str(first.task), str(first.attention), str(first.preset)
+    accuracies = tuple(row.test_accuracy for row in rows if row.test_accuracy is not None)
+    paper = ACCURACY[attention].on(task) / 100 if attention in ACCURACY else None
+    return SeedMean(
+        preset=preset,
+        changes=first.changes,
+        note=first.preset_note,
+        as_in_paper=preset == DEFAULT_PRESET and not (first.changes or first.options or first.preset_note),
+        task=task,
+        attention=attention,
+        options=first.options,
+        count=len(rows),
+        mean=statistics.fmean(accuracies),
+        spread=statistics.stdev(accuracies) if len(rows) > 1 else None,
+        paper=None if paper is None else round(paper, 4),
+        seeds=tuple(row.seed for row in rows if row.seed is not None),
+        accuracies=accuracies,
+        runs=tuple(row.name for row in rows),
+        rows=tuple(rows),
+    )
 
 
 @dataclass(frozen=True)
@@ -267,11 +261,8 @@ def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summa
         if seeds.setdefault(row.seed, row) is not row:
             left_out.append(row)
     notes = sorted({(row.task, row.preset_note) for row in rows if row.task is not None and row.preset_note})
-    means = [
-        SeedMean(preset, changes, *key, tuple(seeds[seed] for seed in sorted(seeds)))
-        for key, seeds in sorted(groups.items())
-    ]
-    return Summary(preset, changes, tuple(notes), tuple(means), tuple(left_out))
+    means = tuple(_seed_mean(list(seeds.values())) for _, seeds in sorted(groups.items()))
+    return Summary(preset, changes, tuple(notes), means, tuple(left_out))
 
 
 def validation_curve(row: RunRow) -> list[MetricRow]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import re
 import secrets
 import signal
 import socket
@@ -19,6 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
@@ -42,7 +43,6 @@ from skyformer.training.sweeps import (
 
 CONNECT_SECONDS = 5.0
 _CLIENT = "ray://"
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Resources:
 
 def parse_memory(text: str) -> int:
     """Bytes from a number and a unit: 500MB, 4GB, 1.5GiB."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", text.upper())
-    if found is None or found[2] not in _UNITS:
-        raise InputError(f"--memory must be a number and a unit, such as 500MB or 4GB; got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        raise InputError(f"--memory must be a number and a unit, such as 500MB or 4GB; got {text!r}") from None
 
 
 def ray_sweep(

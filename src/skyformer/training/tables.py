@@ -12,11 +12,7 @@ from skyformer.report.tables import NOTHING, Table, as_csv, duration, percent
 from skyformer.training.collect import RunRow, SeedMean, Summary
 
 AVERAGE = "AVG"
-MEAN_COLUMNS = (
-    *("preset", "changes", "note", "as_in_paper", "task", "attention", "options"),
-    *("count", "mean", "spread", "paper", "seeds", "accuracies", "runs"),
-)
-"""Attributes of `SeedMean` in CSV and JSON."""
+MEAN_COLUMNS = [field.name for field in fields(SeedMean) if field.name != "rows"]
 
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
