@@ -1,4 +1,4 @@
-"""Landmarks: which rows each sampler draws, how often, and that neither padding nor batch-mates have a say."""
+"""Landmarks: the rows that each sampler draws, independently of padding and of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from skyformer.landmarks import (
 )
 from skyformer.landmarks.leverage import exact_leverage_scores, kernel_diagonal
 from skyformer.landmarks.samplers import query_share
-from skyformer.ops.kernels import GaussianKernel
+from skyformer.ops.kernels import GaussianKernel, SoftmaxKernel
 from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
@@ -55,14 +55,14 @@ def some_candidates(length: int, size: int, masked: bool = False, batch: int = 2
 
 
 def rows_of(sampler: Sampler, where: Candidates, count: int, seed: int = 0) -> Tensor:
-    """What a sampler draws, (B, 1 or H, d)."""
+    """The rows that a sampler draws, (B, 1 or H, d)."""
     rows = sampler(where, count, torch.Generator().manual_seed(seed))
     assert isinstance(rows, Tensor)
     return rows if rows.dim() == 3 else rows[:, None]
 
 
 def points_of(sampler: Sampler, where: Candidates, count: int) -> Tensor:
-    """The points themselves (B, H, d, P), in an order of their own: draws may come in any."""
+    """The points (B, H, d, P) that a sampler draws, sorted, because the order of the draws does not matter."""
     drawn = sampler(where, count, torch.Generator().manual_seed(0))
     if isinstance(drawn, Landmarks):
         return drawn.points * drawn.all_active()[..., None]
@@ -70,10 +70,12 @@ def points_of(sampler: Sampler, where: Candidates, count: int) -> Tensor:
     return points.gather(2, points[..., :1].argsort(2).expand_as(points))
 
 
-def valid_rows(where: Candidates) -> Tensor:
-    """bool (B, L + S)."""
-    masks = ((where.query_mask, where.query), (where.key_mask, where.key))
-    return torch.cat([torch.ones(x.shape[0], x.shape[2]).bool() if m is None else m for m, x in masks], 1)
+def test_valid_rows_are_those_of_both_masks() -> None:
+    q, k, _ = draw(2, 3, 2, 3, 3)
+    mask = torch.tensor([[True, False], [False, True]])
+    expected = torch.tensor([[True, True, True, True, False], [True, True, True, False, True]])
+    assert torch.equal(candidates(q, k, None, mask).valid_rows(), expected)
+    assert candidates(q, k).valid_rows().all()
 
 
 def repeats(rows: Tensor) -> int:
@@ -95,20 +97,19 @@ def test_only_valid_rows_are_drawn(
     q, k, _ = draw(2, length, size, 3, 3)
     keep = data.draw(st.sampled_from([0.2, 0.5, 1.0]))
     where = candidates(q, k, scattered_mask(2, length, keep, seed), scattered_mask(2, size, keep, seed + 1))
-    count = min(count, int(valid_rows(where).sum(-1).min()))
+    count = min(count, int(where.valid_rows().sum(-1).min()))
     rows = rows_of(sampler, where, count, seed)
     assert rows.shape[-1] == count
     assert rows.dtype == torch.int64
-    valid = valid_rows(where)[:, None].expand(-1, rows.shape[1], -1)
+    valid = where.valid_rows()[:, None].expand(-1, rows.shape[1], -1)
     assert valid.gather(-1, rows).all()
 
 
 @pytest.mark.parametrize("sampler", WITHOUT_REPEATS, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("count", [1, 7, 20])
-def test_rows_do_not_repeat(sampler: Sampler, masked: bool, count: int) -> None:
+def test_rows_do_not_repeat(sampler: Sampler, masked: bool) -> None:
     where = some_candidates(33, 29, masked)
-    assert all(repeats(rows_of(sampler, where, count, seed)) == 0 for seed in range(10))
+    assert all(repeats(rows_of(sampler, where, count, seed)) == 0 for count in (1, 7, 20) for seed in range(10))
 
 
 @pytest.mark.parametrize("sampler", [StratifiedSampler(), ProbeSampler()], ids=str)
@@ -150,7 +151,7 @@ def test_stratified_reaches_every_row() -> None:
 
 def test_uniform_draws_every_valid_row_equally_often() -> None:
     where = some_candidates(9, 14, masked=True)
-    valid, draws = valid_rows(where), 20_000
+    valid, draws = where.valid_rows(), 20_000
     for b, rows in enumerate(rows_of(UniformSampler(), where, draws)[:, 0]):
         counts = torch.bincount(rows, minlength=23)[valid[b]].double()
         expected = draws / len(counts)
@@ -184,7 +185,7 @@ def test_probe_draws_by_weight() -> None:
 
 
 def test_probe_for_normalised_rows_prefers_attended_keys() -> None:
-    # One key in ten is attended to by every query: as few landmarks as there are such keys, and they are taken.
+    # Every query attends to one key in ten, and there are as many key landmarks as such keys.
     query, key = torch.zeros(1, 1, 200, 4), torch.zeros(1, 1, 200, 4)
     query[..., 0], key[:, :, ::10, 0] = 4.0, 4.0
     where = replace(candidates(query, key), normalised=True)
@@ -194,7 +195,7 @@ def test_probe_for_normalised_rows_prefers_attended_keys() -> None:
     assert (taken % 10 == 0).all()
 
 
-def test_probe_for_normalised_rows_treats_queries_alike() -> None:
+def test_probe_for_normalised_rows_gives_queries_equal_weights() -> None:
     where = some_candidates(60, 60)
     where = replace(where, query=torch.cat([where.query[:, :, :30], where.query[:, :, 30:] + 50], 2))
 
@@ -208,7 +209,7 @@ def test_probe_for_normalised_rows_treats_queries_alike() -> None:
 def test_probe_for_normalised_rows_draws_valid_keys_only() -> None:
     where = replace(some_candidates(40, 40, masked=True), normalised=True)
     rows = rows_of(ProbeSampler(), where, 12)
-    valid = valid_rows(where)
+    valid = where.valid_rows()
     assert valid[torch.arange(2)[:, None, None], rows].all()
 
 
@@ -241,12 +242,12 @@ def test_default_ridge_is_the_tail_of_the_spectrum() -> None:
     ridge = torch.linalg.eigvalsh(gram)[..., :-4].sum(-1)[..., None, None] / 4
     scores = exact_leverage_scores(gram, torch.ones(2, 15).bool(), 8, None)
     torch.testing.assert_close(scores, definition_of_leverage(gram, ridge))
-    # With this ridge the scores add up to at most d = 2 k: the guarantee that makes the fixed size fit.
+    # With this ridge the scores add up to at most d = 2 k, as the fixed-size algorithm needs.
     assert (scores.sum(-1) <= 8).all()
 
 
 def uneven_candidates(length: int) -> Candidates:
-    """Nearly all rows in one tight cluster, a few far out: what uniform sampling misses and leverage finds."""
+    """Nearly all rows in one tight cluster and a few outliers, which leverage sampling finds and uniform does not."""
     x = torch.randn(1, 1, 2 * length, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     x[:, :, : 2 * length - 16] *= 0.05
     x[:, :, 2 * length - 16 :] *= 8
@@ -296,7 +297,7 @@ def test_recursive_leverage_survives_awkward_points(std: float) -> None:
 
 
 def segment_means_by_loop(x: Tensor, mask: Tensor, count: int) -> list[list[Tensor]]:
-    """For each example its means: runs of its valid rows, the k-th from floor of k n / count on, none empty."""
+    """For each example the means of its segments of valid rows, computed one by one."""
     means = []
     for rows, valid in zip(x, mask, strict=True):
         present = rows[:, valid]
@@ -321,7 +322,7 @@ def test_segment_means_agree_with_a_loop(length: int, masked: bool) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_segments_differ_in_length_by_at_most_one(masked: bool) -> None:
-    # Ones summed in each segment: the mean of the row's rank tells where it lies, its spread how long it is.
+    # The row numbers themselves: the distance between two means is the mean length of the two segments.
     x = torch.arange(23.0).view(1, 1, 23, 1)
     mask = torch.ones(1, 23, dtype=torch.bool) if masked else None
     centres = segment_means(x, mask, 5).points.flatten()
@@ -350,7 +351,7 @@ def test_padding_changes_no_landmark(sampler: Sampler, scattered: bool) -> None:
 
 
 @pytest.mark.parametrize("sampler", ALL, ids=str)
-def test_batch_mates_change_no_landmark(sampler: Sampler) -> None:
+def test_the_rest_of_the_batch_changes_no_landmark(sampler: Sampler) -> None:
     q, k, _ = draw(3, 40, 30, 3, 3)
     masks = torch.ones(3, 40).bool(), torch.ones(3, 30).bool()
     masks[0][1, 12:] = False
@@ -364,7 +365,7 @@ def test_batch_mates_change_no_landmark(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("sampler", DRAWING, ids=str)
-def test_the_generator_decides_the_rows(sampler: Sampler) -> None:
+def test_rows_depend_on_the_generator(sampler: Sampler) -> None:
     where = some_candidates(60, 60)
     assert torch.equal(rows_of(sampler, where, 12, 1), rows_of(sampler, where, 12, 1))
     assert not torch.equal(rows_of(sampler, where, 12, 1), rows_of(sampler, where, 12, 2))
@@ -379,8 +380,9 @@ def test_each_head_may_draw_its_own_rows(sampler: Sampler) -> None:
 
 def test_kernel_diagonal_is_the_diagonal() -> None:
     x = torch.randn(2, 5, 3, dtype=torch.float64)
-    matrix = GaussianKernel().matrix(x, x, 0.3)
-    torch.testing.assert_close(kernel_diagonal(GaussianKernel(), x, 0.3), matrix.diagonal(dim1=-2, dim2=-1))
+    for kernel in (GaussianKernel(), SoftmaxKernel()):
+        diagonal = kernel.matrix(x, x, 0.3).diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(kernel_diagonal(kernel, x, 0.3), diagonal)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -395,7 +397,7 @@ def test_landmark_rows_are_rows_of_queries_and_keys(heads: int) -> None:
     assert_same_with_gradients(lambda q, k: landmark_rows(q, k, rows)[2], indexed, (q, k))
 
 
-def test_landmark_rows_add_their_gradient_to_what_the_rows_got_elsewhere() -> None:
+def test_landmark_rows_add_their_gradient_to_other_gradients() -> None:
     rows = torch.tensor([[[0, 3, 3, 5]]])
 
     def through(q: Tensor, k: Tensor) -> Tensor:
@@ -431,7 +433,7 @@ def test_no_landmark_at_all_gives_zeros() -> None:
 
 
 class LeavesHoles(Sampler):
-    """A user's own sampler: rows 4 and 15, and an empty slot between."""
+    """A custom sampler: rows 4 and 15, and an empty slot between."""
 
     name = "leaves_holes"
 
@@ -448,11 +450,11 @@ def own_points(candidates: Candidates, num_landmarks: int, generator: torch.Gene
 
 
 @pytest.mark.parametrize("own", [LeavesHoles(), own_rows, own_points])
-def test_a_sampler_of_the_users_own_is_called(own: Any) -> None:
+def test_custom_samplers_are_called(own: Any) -> None:
     torch.testing.assert_close(attend(own), attend(torch.tensor([[4, 15], [4, 15]])))
 
 
-def test_a_callable_is_told_how_many_and_where_to_draw_from() -> None:
+def test_a_custom_sampler_gets_the_number_and_the_generator() -> None:
     seen = {}
 
     def spy(candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
@@ -493,7 +495,7 @@ def test_bad_landmarks_are_refused(landmarks: Any, error: type[Exception], words
         attend(landmarks)
 
 
-def test_samplers_go_by_their_names() -> None:
+def test_samplers_are_found_by_name() -> None:
     assert SAMPLERS.names() == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
     assert all(get_sampler(name) is SAMPLERS.get(name) for name in SAMPLERS.names())
 

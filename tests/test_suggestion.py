@@ -1,4 +1,4 @@
-"""How many landmarks: the suggestion reaches its error, asks for little, and depends on nothing it should not."""
+"""The suggested number of landmarks reaches the error, is small, and does not depend on padding or the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def smooth(length: int, std: float = 1.0, heads: int = 2, noise: float = 0.02) -
 
 
 def true_error(query: Tensor, key: Tensor, count: int, seed: int, landmarks: str = "stratified") -> Tensor:
-    """|C - C~| / |C| with whole matrices: the attention of an identity is its score matrix."""
+    """|C - C~| / |C| with whole matrices. The values are the identity, so that the outputs are the score matrices."""
     identity = torch.eye(key.shape[2], dtype=key.dtype).expand(*key.shape[:2], -1, -1)
     exact = skyformer.kernelized_attention(query, key, identity)
     found = skyformer.skyformer_attention(
@@ -73,7 +73,7 @@ def test_share_leaves_the_hardest_heads_out() -> None:
 
 
 def test_the_search_begins_at_a_share_of_d_stat() -> None:
-    # Every row stands alone, so d_stat is near 4,000; the hundredth part of them is the least that is tried.
+    # All rows are far from each other, so d_stat is near 4,000, and the search starts near 4,000 / 128.
     far = 100 * torch.randn(1, 1, 2000, 16, dtype=torch.float64, generator=generator(3))
     tried = []
 
@@ -86,7 +86,7 @@ def test_the_search_begins_at_a_share_of_d_stat() -> None:
     assert 28 <= tried[0] <= 32
 
 
-def test_the_generator_decides() -> None:
+def test_results_depend_on_the_generator() -> None:
     query, key = smooth(200)
     found = [statistical_dimension(query, key, 0.1, num_samples=64, generator=generator(s)) for s in (4, 4, 5)]
     assert torch.equal(found[0], found[1])
@@ -110,7 +110,7 @@ def test_padding_does_not_change_it() -> None:
         torch.testing.assert_close(padded, alone)
 
 
-def test_batch_mates_do_not_change_an_examples_dimension() -> None:
+def test_the_rest_of_the_batch_does_not_change_the_dimension_of_an_example() -> None:
     query, key = smooth(60)
     alone = statistical_dimension(query, key, 0.1, num_samples=32, generator=generator())
     both = statistical_dimension(
@@ -136,7 +136,7 @@ def test_statistical_dimension_from_a_part_of_the_rows(std: float) -> None:
 
 
 def test_the_sample_has_the_norm_of_the_whole_even_if_few_rows_make_it_up() -> None:
-    # Ten queries meet ten keys, all others are far from everything: a uniform sample would miss most of the norm.
+    # Ten queries equal ten keys, all others are far apart: a uniform sample would miss most of the norm.
     query, key = (30 * torch.randn(1, 1, 500, 8, dtype=torch.float64, generator=generator(s)) for s in (1, 2))
     query[:, :, ::50] = key[:, :, ::50] = 0
     where = Candidates(query, key, None, None, GaussianKernel(), 1.0)

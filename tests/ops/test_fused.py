@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from skyformer import functional, kernelized_attention, skyformer_attention
+from skyformer import kernelized_attention, skyformer_attention
+from skyformer.ops import fused as fused_module
+from skyformer.ops.flash import flash_attention_works
 from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
 from skyformer.ops.products import dense_kernel_product, kernel_product
 from tests.attention.suite import LargestStorage, backward, draw, relative_error
@@ -30,10 +34,9 @@ def blocked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("length", "size", "head_dim"), SHAPES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 def test_agrees_with_the_dense_product(length: int, size: int, head_dim: int, causal: bool, masked: bool) -> None:
-    # Scattered masks hide the first key of some examples, so a causal query may see no key at all.
+    # Scattered masks hide the first key of some examples, so some causal queries have no key.
     mask = scattered_mask(2, size) if masked else None
     inputs = draw(2, length, size, head_dim, head_dim)
     assert_same_with_gradients(fused(mask, causal), dense(mask, causal), inputs, rtol=1e-10, atol=1e-12)
@@ -94,19 +97,19 @@ def test_fully_masked_example_gives_zeros_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_strided_features_are_read_where_they_are(which: int) -> None:
+def test_strided_features(which: int) -> None:
     inputs = list(draw(2, 20, 30, 8, 8))
     inputs[which] = inputs[which].detach().mT.contiguous().mT.requires_grad_()
     assert inputs[which].stride(-1) != 1
     assert_same_with_gradients(fused(), dense(), tuple(inputs), rtol=1e-10, atol=1e-12)
 
 
-def test_expanded_inputs_are_read_where_they_are() -> None:
+def test_expanded_inputs() -> None:
     q, k, v = (torch.randn(1, 1, 12, 1, dtype=torch.float64).expand(2, 3, 12, 8) for _ in range(3))
     torch.testing.assert_close(fused()(q, k, v), dense()(q, k, v))
 
 
-def test_strided_gradients_are_read_where_they_are() -> None:
+def test_strided_gradients() -> None:
     inputs = draw(2, 20, 30, 8, 8)
     grad = torch.randn(2, 2, 8, 20, dtype=torch.float64).mT
     for a, e in zip(
@@ -127,7 +130,7 @@ def test_memory_is_linear_in_length(masked: bool) -> None:
     assert largest.bytes <= 2 * length * 8 * 4
 
 
-def test_taken_where_it_can_be() -> None:
+def test_available_only_for_equal_head_dims_and_no_empty_tensor_on_the_cpu() -> None:
     q, _, v = draw(1, 4, 4, 3, 3)
     assert fused_gaussian_available(q, v)
     assert not fused_gaussian_available(q, v[..., :2])
@@ -142,18 +145,44 @@ ATTENTIONS = {
         q, k, v, key_mask=mask, num_landmarks=12, generator=torch.Generator().manual_seed(0)
     ),
 }
+FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
+BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+def removed(*_: object, **__: object) -> Any:
+    raise AttributeError("this version of torch does not have the function")
+
+
+def changed(*args: Any, **kwargs: Any) -> Any:
+    """The forward function with the log-sum-exp to base 2."""
+    out, lse = ORIGINAL(*args, **kwargs)
+    return out, lse / math.log(2)
+
+
+ORIGINAL = getattr(torch.ops.aten, FORWARD)
+
+
+def test_the_private_functions_of_this_version_of_torch_work() -> None:
+    assert flash_attention_works()
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attentions_give_the_same_with_and_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "replacement"), [(FORWARD, removed), (BACKWARD, removed), (FORWARD, changed)], ids=str
+)
+def test_results_stay_the_same_without_a_private_function(
+    name: str, function: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mask = scattered_mask(2, 40)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ATTENTIONS[name](q, k, v, mask)
 
-    def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_without(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with monkeypatch.context() as patch:
-            patch.setattr(functional, "fused_gaussian_available", lambda *_: False)
+            patch.setattr(torch.ops.aten, function, replacement)
+            patch.setattr(fused_module, "_WORKS", flash_attention_works())
+            assert not fused_gaussian_available(q, v)
             return attend(q, k, v)
 
-    assert_same_with_gradients(attend, attend_in_blocks, draw(2, 40, 40, 8, 8), rtol=1e-9, atol=1e-10)
+    assert_same_with_gradients(attend, attend_without, draw(2, 40, 40, 8, 8), rtol=1e-9, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Kernels: formulas, slopes, positive semidefiniteness, and a place wherever a kernel is named."""
+"""Kernels: formulas, slopes, positive semidefiniteness, and use by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from skyformer import kernel_product, kernelized_attention, skyformer_attention, softmax_attention
+from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.ops.kernels import (
     KERNELS,
@@ -22,6 +22,7 @@ from skyformer.ops.kernels import (
     RationalQuadraticKernel,
     SoftmaxKernel,
     get_kernel,
+    half_norms,
 )
 from tests.attention.suite import draw
 from tests.helpers import refused
@@ -47,6 +48,16 @@ def squared_distances(x: Tensor, y: Tensor, scale: float) -> Tensor:
 def test_radial_kernel_is_its_formula(kernel: Kernel, formula: Callable[[Tensor], Tensor], scale: float) -> None:
     x, y = torch.randn(2, 7, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
     torch.testing.assert_close(kernel.matrix(x, y, scale), formula(squared_distances(x, y, scale)))
+
+
+def test_half_norms_and_their_gradient() -> None:
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    x[0, 0] = 0
+    x.requires_grad_()
+    half = half_norms(x, 0.3)
+    torch.testing.assert_close(half, 0.15 * (x * x).sum(-1, keepdim=True))
+    (grad,) = torch.autograd.grad(half.sum(), x)
+    torch.testing.assert_close(grad, 0.3 * x)
 
 
 def test_softmax_kernel_is_the_exponential_of_the_product() -> None:
@@ -98,7 +109,7 @@ def test_kernel_matrix_is_positive_semidefinite(
     x = std * torch.randn(count, features, generator=generator, dtype=torch.float64)
     x = torch.cat([x, x]) if repeated else x
     eigenvalues = torch.linalg.eigvalsh(kernel.matrix(x, x, features**-0.5))
-    # A distance of zero rounds to about 1e-8 |x|, which the kernels of the distance itself feel.
+    # A distance of zero rounds to about 1e-8 |x|, which changes the kernels that use the distance itself.
     assert eigenvalues.min() >= -1e-7 * eigenvalues.max()
 
 
@@ -118,12 +129,6 @@ def test_matrix_and_gradient_are_finite_where_points_coincide(kernel: Kernel, st
 def test_radial_kernels_never_exceed_one_by_rounding(kernel: Kernel) -> None:
     x = 300 * torch.randn(50, 8)
     assert kernel.matrix(x, x).max() <= 1
-
-
-@pytest.mark.parametrize("name", KERNELS.names())
-def test_every_name_works_in_kernel_product(name: str) -> None:
-    q, k, v = draw(1, 4, 6, 3, 2)
-    torch.testing.assert_close(kernel_product(q, k, v, kernel=name, scale=0.5), KERNELS.get(name).matrix(q, k, 0.5) @ v)
 
 
 @pytest.mark.parametrize("name", KERNELS.names())
@@ -164,7 +169,7 @@ def test_a_near_miss_is_suggested() -> None:
 
 
 @pytest.mark.parametrize("nu", [0.5, 2.0, float("nan")])
-def test_matern_of_another_smoothness_is_refused(nu: float) -> None:
+def test_other_smoothness_of_matern_is_refused(nu: float) -> None:
     with refused(InputError, "nu", "1.5 or 2.5", repr(nu)):
         MaternKernel(nu)
 

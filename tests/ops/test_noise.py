@@ -1,4 +1,4 @@
-"""Random numbers from a seed and a position alone."""
+"""Random numbers that depend on a seed and a position only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_neighbours_are_uncorrelated(seed: int) -> None:
 )
 def test_streams_and_seeds_are_independent(first: tuple[int, int], second: tuple[int, int]) -> None:
     a, b = noise(*first), noise(*second)
-    # Also against each other's shifts: a counter generator may hand out one sequence at two offsets.
+    # Also for shifted sequences: a counter generator may return one sequence at two offsets.
     for shift in (-2, -1, 0, 1, 2):
         assert abs(correlation(a, b.roll(shift))) < 5 / len(a) ** 0.5
 

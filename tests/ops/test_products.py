@@ -1,4 +1,4 @@
-"""kernel_product: blocks against the dense matrix, forward and backward, and what they cost."""
+"""kernel_product in blocks: agreement with the dense matrix, forward and backward, and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEEP_ALL = 2**40
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 8 by 64, so that small matrices have many."""
+    """Blocks of 8 by 64, so that small matrices have many of them."""
     monkeypatch.setattr(products, "SHORT_SIDE", 8)
     monkeypatch.setattr(products, "BLOCK_ELEMENTS", 1)
 
@@ -38,7 +38,7 @@ def dropped(p: float, seed: int = 3, **options: object) -> Callable[..., Tensor]
 
 
 def dropout_matrix(rows: int, columns: int, p: float, seed: int = 3, **options: object) -> Tensor:
-    """What dropout multiplies the kernel matrix by: at x = y = 0 every kernel value is 1. (1, 1, L, S)."""
+    """The factors of dropout (1, 1, L, S): at x = y = 0 every kernel value is 1."""
     x, y = torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, columns, 1)
     return dropped(p, seed, **options)(x, y, torch.eye(columns)[None, None])
 
@@ -104,7 +104,7 @@ def test_a_masked_key_may_overflow_the_softmax_kernel() -> None:
     assert all(g.isfinite().all() for g in backward(out, inputs))
 
 
-def test_only_the_inputs_that_want_gradients_get_them() -> None:
+def test_only_inputs_that_require_gradients_get_them() -> None:
     x, y, v = (t.detach() for t in draw(1, 4, 5, 3, 2))
     kernel_product(x, y, v.requires_grad_()).sum().backward()
     assert v.grad is not None
@@ -149,8 +149,8 @@ def test_an_empty_batch_gives_an_empty_batch() -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("kernel", KERNELS.names())
 @pytest.mark.parametrize("budget", [0, KEEP_ALL])
-def test_backward_drops_what_forward_dropped(kernel: str, budget: int) -> None:
-    # 65 columns make two blocks, each with a mask of its own.
+def test_backward_uses_the_dropout_of_forward(kernel: str, budget: int) -> None:
+    # 65 columns make two blocks, each with its own dropout.
     product = dropped(0.4, kernel=kernel, scale=0.5, memory_budget=budget)
     assert torch.autograd.gradcheck(product, draw(1, 2, 65, 2, 1), fast_mode=True)
 
@@ -173,11 +173,11 @@ def test_dropout_keeps_its_share_and_scales_it_up() -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_dropout_draws_each_block_anew() -> None:
+def test_dropout_differs_between_blocks() -> None:
     kept = (dropout_matrix(64, 128, 0.5)[0, 0] != 0).double()
     strips = kept.view(8, 8, 2, 64).permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
     correlations = torch.corrcoef(strips) - torch.eye(len(strips), dtype=torch.float64)
-    # 512 numbers a block: five standard deviations are 0.22.
+    # 512 numbers per block: five standard deviations are 0.22.
     assert correlations.abs().max() < 0.25
 
 
@@ -190,7 +190,7 @@ def test_mean_over_many_dropouts_is_the_undropped_product() -> None:
     assert ((mean - matrix @ v[0]).abs() < bound).all()
 
 
-def test_the_generator_decides_the_dropout() -> None:
+def test_dropout_depends_on_the_generator() -> None:
     inputs = draw(1, 6, 7, 3, 2)
     assert torch.equal(dropped(0.5, seed=1)(*inputs), dropped(0.5, seed=1)(*inputs))
     assert not torch.equal(dropped(0.5, seed=1)(*inputs), dropped(0.5, seed=2)(*inputs))
@@ -208,13 +208,9 @@ def test_without_a_generator_dropout_follows_the_global_seed() -> None:
 
 def test_without_dropout_no_random_number_is_drawn() -> None:
     before = torch.get_rng_state()
-    kernel_product(*draw_without_seed())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def draw_without_seed() -> tuple[Tensor, Tensor, Tensor]:
     x = torch.linspace(-1, 1, 24).view(1, 1, 8, 3)
-    return x, x, x
+    kernel_product(x, x, x)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
@@ -228,7 +224,7 @@ def test_no_tensor_of_the_size_of_the_kernel_matrix_appears(kernel: str) -> None
 
 
 def saved_bytes(budget: int) -> int:
-    """Bytes that the product of 200 by 300 points holds on to for its backward pass."""
+    """Bytes that the product of 200 by 300 points stores for its backward pass."""
     held = 0
 
     def pack(x: Tensor) -> Tensor:
@@ -241,7 +237,7 @@ def saved_bytes(budget: int) -> int:
     return held
 
 
-def test_memory_budget_decides_whether_blocks_are_kept() -> None:
+def test_blocks_are_stored_if_they_fit_the_memory_budget() -> None:
     matrix = 2 * 200 * 300 * 4
     assert saved_bytes(matrix - 1) < matrix / 4
     assert saved_bytes(matrix) >= matrix

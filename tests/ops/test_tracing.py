@@ -1,0 +1,34 @@
+"""Numbers drawn while torch exports a program are constants of the program."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.tracing import draw_now, without_compiler
+
+
+class AddsNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        seed = draw_seed(generator)
+        drawn = draw_now(lambda: torch.randn(x.shape[-1], generator=generator))
+        return x + uniform_noise(seed, 0, x.shape[-1], x.device) + drawn
+
+
+def test_an_exported_program_draws_what_the_module_draws() -> None:
+    module, x = AddsNoise(), torch.zeros(2, 5)
+    program = torch.export.export(module, (x,)).module()
+    torch.testing.assert_close(program(x), module(x))
+    torch.testing.assert_close(program(x + 1), module(x + 1))
+
+
+def test_without_compiler_returns_what_the_function_returns() -> None:
+    @without_compiler
+    def difference(a: int, *, b: int) -> int:
+        """The documentation stays."""
+        return a - b
+
+    assert [difference(5, b=2), difference(1, b=4)] == [3, -3]
+    assert difference.__doc__ == "The documentation stays."
