@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import DataError, InputError, SkyformerError, UnknownNameError
+from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.lra.batching import Batch
-from skyformer.processes import FreshRun, free_bytes
+from skyformer.processes import free_bytes
 from skyformer.studies import efficiency, fresh_steps, run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.efficiency import (
@@ -35,8 +34,7 @@ from skyformer.studies.fresh_steps import (
     MaterialisedSoftmax,
     Request,
     Steps,
-    read_outcome,
-    run_in_fresh_process,
+    measure_steps,
     save_batches,
     take_steps,
     time_steps,
@@ -80,7 +78,7 @@ def request_of(study: Efficiency, tmp_path: Path) -> Request:
 
 
 def test_a_fresh_process_tells_its_times_and_memory(request_of: Request) -> None:
-    steps = run_in_fresh_process(request_of)
+    steps = measure_steps(request_of)
     assert steps is not None
     assert 2 <= len(steps.seconds) <= 5
     assert set(steps.lengths) == {LENGTH}
@@ -91,7 +89,7 @@ def test_a_fresh_process_tells_its_times_and_memory(request_of: Request) -> None
 
 
 def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
-    assert run_in_fresh_process(replace(request_of, may_add=2**20)) is None
+    assert measure_steps(replace(request_of, may_add=2**20)) is None
 
 
 def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
@@ -103,16 +101,6 @@ def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
         monkeypatch.setattr(fresh_steps, "peak_bytes", lambda added=added: 10 * GB + added)
         with nullcontext() if fits else refused(MemoryError, f"{GB:,}", f"{GB + 1:,}"):
             take_steps(request_of)
-
-
-def test_a_process_without_memory_does_not_fit_and_any_other_failure_is_an_error() -> None:
-    assert read_outcome(FreshRun(-signal.SIGKILL, None, "", killed_by_oom=True)) is None
-    for message in ("DefaultCPUAllocator: can't allocate memory: you tried ...", "could not create a primitive"):
-        assert read_outcome(FreshRun(1, None, f"RuntimeError: {message}", killed_by_oom=False)) is None
-    with refused(SkyformerError, "KeyError: 'x'"):
-        read_outcome(FreshRun(1, None, "Traceback\nKeyError: 'x'", killed_by_oom=False))
-    with refused(SkyformerError, "exit code -9"):
-        read_outcome(FreshRun(-signal.SIGKILL, None, "", killed_by_oom=False))
 
 
 def test_the_materialised_form_is_softmax_attention() -> None:
@@ -189,7 +177,7 @@ def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, mo
         sizes.append(request.batch_size)
         return STEPS if request.batch_size <= 8 else None
 
-    monkeypatch.setattr(efficiency, "run_in_fresh_process", fits_with_eight)
+    monkeypatch.setattr(efficiency, "measure_steps", fits_with_eight)
     cell = Cell("listops", LENGTH, PADDED, MATERIALISED)
     result = study.measure(cell)
     assert sizes == [32, 16, 8]
@@ -208,7 +196,7 @@ def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, mo
 
 
 def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "run_in_fresh_process", lambda request: None)
+    monkeypatch.setattr(efficiency, "measure_steps", lambda request: None)
     cell = Cell("listops", LENGTH, PADDED, MATERIALISED)
     result = study.measure(cell)
     assert result.did_not_fit == (32, 16, 8, 4, 2, 1)
@@ -227,7 +215,7 @@ def test_an_interrupted_study_goes_on(study: Efficiency, tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return STEPS
 
-    monkeypatch.setattr(efficiency, "run_in_fresh_process", stops_at_second)
+    monkeypatch.setattr(efficiency, "measure_steps", stops_at_second)
     with pytest.raises(KeyboardInterrupt):
         run_study(study, tmp_path)
     record = run_study(study, tmp_path)
@@ -242,7 +230,7 @@ def test_an_interrupted_study_goes_on(study: Efficiency, tmp_path: Path, monkeyp
 
 
 def test_other_threads_are_refused(study: Efficiency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "run_in_fresh_process", lambda request: STEPS)
+    monkeypatch.setattr(efficiency, "measure_steps", lambda request: STEPS)
     run_study(study, tmp_path)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     with refused(InputError, "threads 1", "7", "--output"):

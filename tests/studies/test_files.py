@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 from skyformer.report.figures import Figure, Panel, Series, draw_figure
-from skyformer.report.tables import Table, as_latex, as_markdown, escape
+from skyformer.report.tables import Table, as_latex, as_markdown, escape, number
 from skyformer.studies import run_study
 from skyformer.studies.files import write_report
 from skyformer.studies.record import read_record, record_path
 from tests.studies.toy import Options, Squares
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
-    run_study(Squares(Options(seeds=(0,))), tmp_path)
-    record = read_record(Squares, record_path("squares", tmp_path))
-    return {file.name: file for file in write_report(Squares, record, tmp_path)}
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("squares")
+    run_study(Squares(Options(seeds=(0,))), folder)
+    record = read_record(Squares, record_path("squares", folder))
+    return {file.name: file for file in write_report(Squares, record, folder)}
 
 
-def test_it_leaves_tables_and_figures_of_every_kind(files: dict[str, Path]) -> None:
+def test_a_report_has_tables_and_figures_in_every_format(files: dict[str, Path]) -> None:
     assert sorted(files) == ["figure.pdf", "figure.png", "figure.svg", "table.md", "table.tex"]
     assert files["figure.png"].read_bytes().startswith(b"\x89PNG")
     assert files["figure.pdf"].read_bytes().startswith(b"%PDF")
@@ -39,7 +40,7 @@ def test_a_long_title_stays_within_a_narrow_figure(tmp_path: Path) -> None:
     assert all((margin == 1).all() for margin in margins), "ink at the edge: the title is cut"
 
 
-def test_tables_carry_the_figures_and_where_they_come_from(files: dict[str, Path]) -> None:
+def test_tables_have_the_results_and_their_environment(files: dict[str, Path]) -> None:
     markdown, latex = files["table.md"].read_text(), files["table.tex"].read_text()
     assert "| square of 4 | at most 20 | 16 | pass |" in markdown
     assert "| x_4 & 5% | **16** |" in markdown
@@ -49,12 +50,17 @@ def test_tables_carry_the_figures_and_where_they_come_from(files: dict[str, Path
 
 
 def test_the_same_record_gives_the_same_files(files: dict[str, Path], tmp_path: Path) -> None:
-    before = {name: file.read_bytes() for name, file in files.items()}
-    write_report(Squares, read_record(Squares, record_path("squares", tmp_path)), tmp_path)
-    assert {name: file.read_bytes() for name, file in files.items()} == before
+    record = read_record(Squares, record_path("squares", files["table.md"].parent))
+    again = write_report(Squares, record, tmp_path)
+    assert {file.name: file.read_bytes() for file in again} == {name: file.read_bytes() for name, file in files.items()}
 
 
-def test_special_characters_survive() -> None:
+def test_numbers_have_three_significant_digits() -> None:
+    shown = [number(x) for x in (None, 0, 0.0312, 1.049, 31.24, 1234.5, 2.13e7, 2.1e-5)]
+    assert shown == ["-", "0", "0.0312", "1.05", "31.2", "1,234", "2.1e+07", "2.1e-05"]
+
+
+def test_special_characters_are_escaped() -> None:
     assert escape("a_b 50% #1 {x} <y> ~ ^ \\") == (
         r"a\_b 50\% \#1 \{x\} $<$y$>$ \textasciitilde{} \textasciicircum{} \textbackslash{}"
     )

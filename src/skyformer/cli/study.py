@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from skyformer.errors import DataError, InputError, InterruptedRunError, SkyformerError, TrainingError, missing_extra
+from skyformer.errors import DataError, InterruptedRunError, SkyformerError, missing_extra
 from skyformer.registry import Registry
 from skyformer.report.progress import display
 from skyformer.report.tables import as_markdown
@@ -56,8 +56,11 @@ def _add_all(app: typer.Typer, registry: Registry[StudyClass], default_folder: P
             folder = _output_folder(output or default_folder, small and output is None, name)
             try:
                 _run_and_show(study(make_options(study, small, {})), folder, threads, jobs=1, fresh=fresh)
-            except (DataError, InputError, TrainingError, ImportError) as error:
-                failed.append(f"{name}: {(isinstance(error, ModuleNotFoundError) and missing_extra(error)) or error}")
+            except InterruptedRunError:
+                raise
+            except (SkyformerError, ModuleNotFoundError) as error:
+                missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+                failed.append(f"{name}: {missing or error}")
         if failed:
             raise DataError(f"{len(failed)} of {len(registry.names())} failed. " + "; ".join(failed))
 

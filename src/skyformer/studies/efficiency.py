@@ -39,7 +39,7 @@ from skyformer.report.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.frames import in_order, task_table, to_frame, with_paper
-from skyformer.studies.fresh_steps import Request, Steps, padded_length, run_in_fresh_process, save_batches
+from skyformer.studies.fresh_steps import Request, Steps, measure_steps, padded_length, save_batches
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
@@ -211,7 +211,7 @@ class Efficiency(Study[Options, Cell, Result]):
                 seconds=self.options.seconds,
                 may_add=limit,
             )
-            steps = run_in_fresh_process(request)
+            steps = measure_steps(request)
             if steps is None:
                 did_not_fit.append(size)
                 size //= 2

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from skyformer import processes
 from skyformer.attention.base import Attention, Inputs, Promise
-from skyformer.processes import limit_added_memory, peak_bytes, release_free_memory, reset_peak
+from skyformer.processes import (
+    limit_added_memory,
+    peak_bytes,
+    release_free_memory,
+    reset_peak,
+    run_in_fresh_process,
+)
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
@@ -97,13 +102,9 @@ def load_batches(path: str, batch_size: int) -> list[Batch]:
     return [Batch(**{name: value[:batch_size] for name, value in each.items()}) for each in stored]
 
 
-def run_in_fresh_process(request: Request) -> Steps | None:
-    """Take the steps in a fresh process; None if there was not enough memory for them."""
-    return read_outcome(processes.run_in_fresh_process(_take_steps, **asdict(request)))
-
-
-def read_outcome(run: processes.FreshRun) -> Steps | None:
-    """None if the steps ran out of memory; any other failure is an error."""
+def measure_steps(request: Request) -> Steps | None:
+    """Take the steps in a fresh process; None if they ran out of memory, any other failure is an error."""
+    run = run_in_fresh_process(_take_steps, **asdict(request))
     if run.out_of_memory:
         return None
     answer = run.result("the training steps")

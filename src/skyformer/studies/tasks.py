@@ -1,4 +1,4 @@
-"""Long Range Arena as the studies train on it: a run's settings, its data and its batches."""
+"""Long Range Arena in the studies: the config of a run, its data and its batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from skyformer.training.config import RunConfig
 from skyformer.training.data import load_data
 from skyformer.training.presets import load_preset
 
-MADE_ON_DEMAND = 20_000
-"""Examples a split of ListOps that are generated when they are missing; it takes seconds."""
+GENERATED_ON_DEMAND = 20_000
+"""Missing ListOps data is generated up to this number of examples per split; that takes seconds."""
 
 
 def run_config(
     task: str, preset: str, attention: str, seed: int, limit: int | None = None, **settings: object
 ) -> RunConfig:
-    """A preset's settings for a study: with `limit` examples a split, and `settings` such as `optim_lr=1e-3`."""
+    """The config of a preset with `limit` examples per split, and with changes such as `optim_lr=1e-3`."""
     overrides = [f"{name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
     if limit is not None:
         overrides.append(f"task.limit={limit}")
@@ -30,32 +30,32 @@ def run_config(
 
 
 def study_data(config: RunConfig, data_dir: str | Path | None) -> Task:
-    """The data of a run. A limited ListOps is made if it is missing; the rest must be prepared."""
+    """The data of a run. A limited ListOps is generated if it is missing; other tasks must be prepared."""
     chosen = config.task
-    if chosen.name == "listops" and chosen.limit is not None and chosen.limit <= MADE_ON_DEMAND:
+    if chosen.name == "listops" and chosen.limit is not None and chosen.limit <= GENERATED_ON_DEMAND:
         root = None if data_dir is None else Path(data_dir)
         prepare("listops", data_dir=root, seed=chosen.data_seed, limit=chosen.limit, max_length=chosen.max_length)
     return load_data(config, data_dir)
 
 
 def data_fact(task: Task) -> Fact:
-    """Which data it is: the name of the training set's file ends in a hash of what it holds."""
+    """Identifies the data: the file name of the training set ends in a hash of its content."""
     return task.manifest.splits[Split.TRAIN].file
 
 
 def data_digest(task: Task) -> str:
-    """Which data it is, all splits of it, in eight digits."""
+    """Eight digits that identify the data of all splits."""
     hashes = "".join(split.sha256 for split in task.manifest.splits.values())
     return hashlib.sha256(hashes.encode()).hexdigest()[:8]
 
 
 def runs_of_data(runs_dir: str | Path, task: Task) -> Path:
-    """The folder of the runs that were trained on this data: with other data the same settings give other figures."""
+    """The folder for runs trained on this data; the same config gives different results on different data."""
     return Path(runs_dir) / f"{task.spec.name}-{data_digest(task)}"
 
 
 def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
-    """The batches that a run trains on, without end."""
+    """The training batches of a run, without end."""
     loop = config.loop
     loader = training_loader(
         task.train,
