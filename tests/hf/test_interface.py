@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import itertools
 import runpy
 import sys
@@ -41,7 +40,6 @@ from transformers import (
 import skyformer.hf
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.errors import IgnoredSettingWarning, InputError, MissingExtraError, UnknownNameError, UnsupportedError
-from skyformer.hf import interface
 from skyformer.hf.functions import RegisteredAttention
 from skyformer.hf.layers import layer_generator, layer_number
 from skyformer.landmarks import StratifiedSampler
@@ -178,11 +176,6 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(MissingExtraError, "'transformers'", "skyformer[hf]"):
         runpy.run_path(skyformer.hf.__file__)
-
-
-def test_the_example_of_register_runs() -> None:
-    assert doctest.testmod(interface).attempted > 0
-    assert doctest.testmod(interface).failed == 0
 
 
 def test_the_models_scale_is_used() -> None:

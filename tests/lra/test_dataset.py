@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 import re
 import subprocess
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from skyformer import lra
 from skyformer.errors import DataError, InputError, UnknownNameError
-from skyformer.lra import Split, TaskDataset, listops, load_task, prepare
+from skyformer.lra import Split, TaskDataset, load_task, prepare
 from skyformer.lra.examples import Examples, Row
 from skyformer.lra.listops import evaluate_symbols
 from skyformer.lra.storage import SplitWriter
@@ -119,9 +117,6 @@ def test_unknown_task() -> None:
 
 
 def test_documented_examples() -> None:
-    for module in (lra, listops):
-        results = doctest.testmod(module)
-        assert (results.attempted > 0, results.failed) == (True, 0)
     page = Path(__file__).parents[2] / "docs" / "data.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(block, {})

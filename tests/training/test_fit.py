@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.lra import Example, TaskDataset, prepare
 from skyformer.model import PairClassifier, SequenceClassifier
-from skyformer.training import fit, presets
+from skyformer.training import fit
 from skyformer.training.building import build_model
 from skyformer.training.config import TaskConfig
 from skyformer.training.fit import evaluate, resume, train
@@ -234,9 +232,3 @@ def test_nothing_is_printed_unless_wanted(runs_dir: Path, data_dir: Path, capfd:
     printed = capfd.readouterr()
     assert printed.out == ""
     assert [line.partition(":")[0] for line in printed.err.splitlines()][1:] == ["step 2", "step 4"]
-
-
-@pytest.mark.parametrize("module", [fit, presets], ids=["train", "load_preset"])
-def test_examples_in_docstrings(module: ModuleType) -> None:
-    outcome = doctest.testmod(module)
-    assert (outcome.attempted > 0, outcome.failed) == (True, 0)
