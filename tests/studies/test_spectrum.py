@@ -1,4 +1,4 @@
-"""The study of the spectrum: known singular values come out, and runs are found, trained or taken up again."""
+"""The study of the spectrum: known singular values are found, and runs are reused, trained or resumed."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def with_singular_values(values: list[float], rows: int) -> Tensor:
     return left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right
 
 
-def test_known_singular_values_come_out() -> None:
+def test_known_singular_values_are_found() -> None:
     spectra = Spectra.of([with_singular_values([8.0, 4.0, 2.0, 1.0], 10), with_singular_values([4.0, 1.0, 1.0], 7)])
-    assert spectra.curve[:3] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2))
-    assert spectra.curve[3:] == (None,) * (len(INDEX) - 3)
+    assert spectra.curves[:3] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2))
+    assert spectra.curves[3:] == (None,) * (len(INDEX) - 3)
     # 8^2 + 4^2 + 2^2 + 1^2 = 85, of which 84 are 98.8 %; 17 of 18 are 94 %.
     assert spectra.energy_rank == (4 + 3) / 2
     assert spectra.visible == (4 + 3) / 2
@@ -70,7 +70,7 @@ def test_a_singular_matrix_has_no_condition_number_but_a_bound() -> None:
     assert spectra.visible == pytest.approx((1 + 1 + 2) / 3, abs=1e-3)
     assert spectra.condition == pytest.approx(1 / (6 * 2.2204e-16), rel=1e-3)
     gone = Spectra.of([torch.zeros(3, 3)])
-    assert (gone.singular, gone.condition, gone.curve[0]) == (1.0, None, None)
+    assert (gone.singular, gone.condition, gone.curves[0]) == (1.0, None, None)
 
 
 def test_scores_are_those_of_the_paper() -> None:
@@ -105,7 +105,7 @@ def test_the_second_layer_is_read_without_padding() -> None:
     assert (first_layer.key - short.key).abs().max() > 1e-3
 
 
-def test_figures_of_a_batch_have_a_place_for_every_matrix() -> None:
+def test_a_batch_gives_one_value_for_every_matrix() -> None:
     examples = [Example(*torch.randn(3, 2, n, 4)) for n in (20, 30)]
     figures = summarise(examples, landmarks=8, seed=0)
     assert all(len(values) == len(MATRICES) for values in figures.values())
@@ -143,7 +143,7 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
     assert not run.folder.exists()
 
 
-def test_an_interrupted_run_goes_on(options: Options, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(options: Options, tmp_path: Path) -> None:
     from skyformer.training.runs import create_run
 
     study = Spectrum(replace(options, runs_dir=str(tmp_path / "runs")))
@@ -153,12 +153,12 @@ def test_an_interrupted_run_goes_on(options: Options, tmp_path: Path) -> None:
     assert begun.finished
 
 
-def test_bad_options_and_missing_data_are_told_first(options: Options, tmp_path: Path) -> None:
+def test_wrong_options_and_missing_data_are_reported_first(options: Options, tmp_path: Path) -> None:
     with refused(UnknownNameError, "task", "'list'"):
         Spectrum(replace(options, tasks=("list",)))
     with refused(InputError, "--examples", "at least 1", "got 0"):
         Spectrum(replace(options, examples=0))
-    with refused(InputError, "2 layers at least"):
+    with refused(InputError, "model.num_layers must be at least 2", "got 1"):
         Spectrum(replace(options, changes=(*options.changes, "model.num_layers=1"))).cells()
     missing = Spectrum(Options(tasks=("text",), data_dir=str(tmp_path), runs_dir=str(tmp_path / "runs")))
     with refused(DataError, "text is not prepared", "skyformer data prepare text"):
@@ -173,7 +173,7 @@ def made_up(rank: float, condition: tuple[float, float], singular: tuple[float, 
     return Result(100, 0.5, (64, 60), (curve,) * 6, (9.0,) * 6, (5.0,) * 6, (rank,) * 6, conditions, lost, (2.0,) * 6)
 
 
-def test_the_papers_conclusions_are_judged() -> None:
+def test_the_papers_conclusions_are_checked() -> None:
     results = {
         Cell("text", "t"): made_up(10.0, (100.0, 50.0), (0.0, 0.0)),
         Cell("listops", "l"): made_up(30.0, (100.0, 500.0), (0.0, 0.0)),
@@ -182,9 +182,9 @@ def test_the_papers_conclusions_are_judged() -> None:
     }
     claims, outputs, scores, runs = Spectrum.tables(results)
     verdicts = {row[0]: row[1:] for row in claims.rows}
-    assert verdicts["the output decays slower on Retrieval than on Text"] == ["20", "10", "yes"]
-    assert verdicts["the output decays slower on Retrieval than on ListOps"] == ["20", "30", "no"]
-    assert verdicts["the output decays slower on Pathfinder than on ListOps"][-1] == "yes"
+    assert verdicts["singular values of the output decay slower on Retrieval than on Text"] == ["20", "10", "yes"]
+    assert verdicts["singular values of the output decay slower on Retrieval than on ListOps"] == ["20", "30", "no"]
+    assert verdicts["singular values of the output decay slower on Pathfinder than on ListOps"][-1] == "yes"
     better = [verdicts[f"C is better conditioned than D^-1 A on {task}"] for task in ("Text", "ListOps", "Retrieval")]
     assert [each[-1] for each in better] == ["yes", "no", "both singular"]
     assert verdicts["C is better conditioned than D^-1 A on Pathfinder"] == ["9,000", "> 4.0e+12", "yes"]

@@ -1,8 +1,8 @@
-"""How well the nine attentions learn Long Range Arena (Table 1, Figures 2 and 4), at a budget of one's choice.
+"""How well the nine attentions learn Long Range Arena (Table 1, Figures 2 and 4), with any training budget.
 
-Each cell is one run of `skyformer train` under a preset that is the same for all attentions but for their names. Runs
-lie in a folder of their own and are resumed where they stopped; a finished one is read, not trained again. A run that
-stays at chance, or whose loss ceases to be a number, is a result like any other.
+Each cell is one run of `skyformer train` with a preset that is the same for all attentions. An interrupted run is
+resumed, and a finished one is read instead of trained again. A run that stays at chance, or whose loss becomes NaN or
+infinite, is reported like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from skyformer.attention import list_attentions
@@ -20,6 +19,7 @@ from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.paper import ACCURACY, TASK_TITLES, tasks_among
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, check_names, option
+from skyformer.studies.frames import in_order
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
@@ -73,8 +73,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. `config` and `data` are digests of its settings and of the prepared data: figures of another protocol
-    are no figures of this one."""
+    """One run. `config` and `data` are digests of its settings and of the prepared data, so results with other settings
+    or data are never mixed up with these."""
 
     task: str
     attention: str
@@ -85,9 +85,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. Accuracies are None if it diverged, and `diverged` says how. The dev curve has (step,
-    seconds, accuracy, loss), the training curve (step, loss); `chance` is the share of the test set's commonest
-    label."""
+    """The result of a run. Accuracies are None if it diverged, and `diverged` says how. The points of the dev curve are
+    (step, seconds, accuracy, loss), those of the training curve (step, loss). `chance` is the share of the most common
+    label in the test set, and `seconds_a_step` is the time per training step."""
 
     test_accuracy: float | None
     dev_accuracy: float | None
@@ -108,7 +108,7 @@ class Result:
 
     @property
     def at_chance(self) -> bool:
-        """Whether guessing the commonest label would do as well, up to two standard errors of such a test."""
+        """Whether always answering the most common label does as well, within two standard errors of the test."""
         error = math.sqrt(self.chance * (1 - self.chance) / self.test_examples)
         return self.test_accuracy is not None and self.test_accuracy <= self.chance + 2 * error
 
@@ -134,18 +134,24 @@ class Accuracy(Study[Options, Cell, Result]):
         repeated = [t for t in options.tasks if t in options.repeated_tasks]
         chosen = [attention for attention in options.repeated if attention in options.attentions]
         wanted += [(t, a, s) for t in repeated for s in options.more_seeds for a in chosen]
-        # All seeds of the repeated tasks before the others: whatever stops the study, those are worth the most.
+        # All seeds of the repeated tasks come first, because they matter most if the study is stopped early.
         ordered = sorted(wanted, key=lambda each: (each[0] not in repeated, each[2] not in options.seeds))
         return [Cell(t, a, s, self._config(t, a, s).digest(), data[t]) for t, a, s in ordered]
 
     def measure(self, cell: Cell) -> Result:
         from skyformer.studies.tasks import runs_of_data
+        from skyformer.training import open_run, train_or_resume
         from skyformer.training.data import load_data
 
         config = self._config(cell.task, cell.attention, cell.seed)
         data = load_data(config, self.options.data_dir)
-        run, diverged = self._train(config, runs_of_data(self.options.runs_dir, data))
-        return _read(run, config, data, diverged)
+        runs_dir, diverged = runs_of_data(self.options.runs_dir, data), ""
+        try:
+            train_or_resume(config, runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
+        except DivergedError as error:
+            # The rest of the message is the path of a checkpoint on this machine.
+            diverged = str(error).partition("; last checkpoint")[0]
+        return _read(open_run(runs_dir / config.run_name()), config, data, diverged)
 
     def _config(self, task: str, attention: str | None = None, seed: int | None = None) -> RunConfig:
         from skyformer.training import load_preset
@@ -153,20 +159,8 @@ class Accuracy(Study[Options, Cell, Result]):
         changes = self.options.changes
         return load_preset(task, self.options.preset, attention=attention, seed=seed, overrides=changes)
 
-    def _train(self, config: RunConfig, runs_dir: Path) -> tuple[Run, str]:
-        """The run, trained to its end, and how it diverged if it did."""
-        from skyformer.training import open_run, train_or_resume
-
-        folder = runs_dir / config.run_name()
-        try:
-            train_or_resume(config, runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
-        except DivergedError as diverged:
-            # Without where its checkpoint lies on this machine.
-            return open_run(folder), str(diverged).partition("; last checkpoint")[0]
-        return open_run(folder), ""
-
     def _data(self) -> dict[str, str]:
-        """A digest of each task's data, all of which must be there before anything is trained."""
+        """A digest of each task's data; all missing data is reported in one error before anything is trained."""
         from skyformer.studies.tasks import data_digest, study_data
 
         digests, missing = {}, []
@@ -196,7 +190,7 @@ class Accuracy(Study[Options, Cell, Result]):
 
 
 def _read(run: Run, config: RunConfig, task: Task, diverged: str) -> Result:
-    """What a run left behind, be it finished or diverged."""
+    """The result of a finished or diverged run."""
     result, rows, loop = run.result, run.metrics(), config.loop
     train, dev, test = (task.manifest.splits[split] for split in task.manifest.splits)
     return Result(
@@ -225,16 +219,14 @@ def _read(run: Run, config: RunConfig, task: Task, diverged: str) -> Result:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most 25 of them, evenly spaced, with the first and the last."""
+    """At most 25 of the points, evenly spaced, including the first and the last."""
     if len(points) <= _CURVE_POINTS:
         return list(points)
     return [points[round(place * (len(points) - 1) / (_CURVE_POINTS - 1))] for place in range(_CURVE_POINTS)]
 
 
 def _attentions(results: Mapping[Cell, Result]) -> list[str]:
-    """The attentions that were run, in the order of Table 1, then any others."""
-    run = dict.fromkeys(cell.attention for cell in results)
-    return [name for name in ACCURACY if name in run] + [name for name in run if name not in ACCURACY]
+    return in_order((cell.attention for cell in results), ACCURACY)
 
 
 def _of(results: Mapping[Cell, Result], task: str, attention: str) -> list[Result]:
@@ -242,16 +234,16 @@ def _of(results: Mapping[Cell, Result], task: str, attention: str) -> list[Resul
 
 
 def _mean(runs: Sequence[Result]) -> float | None:
-    """The mean test accuracy in percent of those runs that have one."""
+    """The mean test accuracy in percent of the runs that finished."""
     accuracies = [100 * run.test_accuracy for run in runs if run.test_accuracy is not None]
     return statistics.fmean(accuracies) if accuracies else None
 
 
 def _best(results: Mapping[Cell, Result], task: str) -> float | None:
-    """The highest mean among attentions none of whose runs is at chance or diverged."""
-    learnt = [runs for name in _attentions(results) if (runs := _of(results, task, name))]
-    means = [_mean(runs) for runs in learnt if not any(run.at_chance or run.diverged for run in runs)]
-    return max((mean for mean in means if mean is not None), default=None)
+    """The highest mean among attentions with no run at chance or diverged."""
+    groups = [_of(results, task, name) for name in _attentions(results)]
+    learned = [runs for runs in groups if not any(run.at_chance or run.diverged for run in runs)]
+    return max((mean for runs in learned if (mean := _mean(runs)) is not None), default=None)
 
 
 def _accuracy_table(results: Mapping[Cell, Result]) -> Table:
@@ -272,10 +264,10 @@ def _accuracy_table(results: Mapping[Cell, Result]) -> Table:
 
 
 _NOTE = (
-    "Ours: a reduced task and budget, see the protocol; not comparable with the paper's figures in height, at most in "
-    "order. Mean of the seeds, with their standard deviation where there are several. A star: some run is at chance, "
-    "that is not above the share of the commonest label by two standard errors. "
-    f"The paper's budget, for whoever has the GPUs: {FULL_BUDGET}"
+    "Ours: reduced tasks and a reduced budget, see the protocol. Only the order of attentions can be compared with the "
+    "paper, not the accuracies. Mean over seeds, with the standard deviation if there are several. A star: at least "
+    "one run is at chance, that is, at most two standard errors above the share of the most common label. "
+    f"The paper's budget, which needs GPUs: {FULL_BUDGET}"
 )
 
 
@@ -295,7 +287,7 @@ def _paper(attention: str, task: str) -> str:
 
 
 def _averages(results: Mapping[Cell, Result], attention: str, tasks: Sequence[str]) -> list[str]:
-    """Over the tasks that are here, ours and the paper's; none while one is missing."""
+    """Our average and the paper's over the tasks of the record; ours only if no task is missing."""
     means = [_mean(_of(results, task, attention)) for task in tasks]
     found = [mean for mean in means if mean is not None]
     ours = f"{statistics.fmean(found):.1f}" if found and len(found) == len(tasks) else "-"
@@ -303,7 +295,7 @@ def _averages(results: Mapping[Cell, Result], attention: str, tasks: Sequence[st
 
 
 def _protocol_table(results: Mapping[Cell, Result]) -> Table:
-    """What was the same for all attentions."""
+    """The settings that are the same for all attentions."""
     header = ["task", "length", "steps", "batch", "learning rate", "train", "dev", "test", "seeds", "note"]
     rows = []
     for task in tasks_among(results):
@@ -313,32 +305,37 @@ def _protocol_table(results: Mapping[Cell, Result]) -> Table:
         seeds = ", ".join(str(seed) for seed in sorted({cell.seed for cell in cells}))
         sizes = [f"{size:,}" for size in (one.length, one.steps, one.batch_size)]
         examples = [f"{count:,}" for count in counts]
-        rows.append([TASK_TITLES[task], *sizes, f"{one.learning_rate:g}", *examples, seeds, one.note or "as the paper"])
-    note = "train, dev, test: examples there, and examples that an evaluation looks at."
-    return Table("The protocol, the same for every attention", header, rows, note)
+        rows.append(
+            [TASK_TITLES[task], *sizes, f"{one.learning_rate:g}", *examples, seeds, one.note or "as in the paper"]
+        )
+    note = "train: examples of the training set; dev, test: examples used in an evaluation."
+    return Table("The protocol, which is the same for every attention", header, rows, note)
 
 
 def _run_table(results: Mapping[Cell, Result]) -> Table:
-    header = ["task", "attention", "seed", "test %", "dev %", "best step", "s a step", "outcome"]
+    header = ["task", "attention", "seed", "test %", "dev %", "best step", "s per step", "outcome"]
     order = {name: place for place, name in enumerate(_attentions(results))}
     places = {name: place for place, name in enumerate(TASK_TITLES)}
     listed = sorted(results, key=lambda cell: (places[cell.task], order[cell.attention], cell.seed))
     rows = [[TASK_TITLES[cell.task], cell.attention, str(cell.seed), *_run_cells(results[cell])] for cell in listed]
-    note = "Dev accuracy is that of the best evaluation, whose model is the one tested. Times are of runs side by side."
-    return Table("Every run", header, rows, note)
+    note = (
+        "Dev accuracy is that of the best evaluation, and its model is the one that is tested. Times are of runs that "
+        "were trained in parallel."
+    )
+    return Table("All runs", header, rows, note)
 
 
 def _run_cells(run: Result) -> list[str]:
     accuracies = ["-" if a is None else f"{100 * a:.1f}" for a in (run.test_accuracy, run.dev_accuracy)]
     best = "-" if run.best_step is None else f"{run.best_step:,}"
     diverged = f"diverged: {run.diverged.partition(', on training examples')[0]}" if run.diverged else ""
-    return [*accuracies, best, number(run.seconds_a_step), diverged or ("at chance" if run.at_chance else "learnt")]
+    return [*accuracies, best, number(run.seconds_a_step), diverged or ("at chance" if run.at_chance else "learned")]
 
 
 def _curves(
     results: Mapping[Cell, Result], name: str, title: str, x_label: str, x: int, y: int, y_label: str, scale: float
 ) -> Figure:
-    """A panel a task, a line an attention at its first seed; `x` and `y` are places in a point of the dev curve."""
+    """One panel per task, one line per attention with its first seed; x and y are positions in a dev curve point."""
     panels = []
     for task in tasks_among(results):
         lines = []

