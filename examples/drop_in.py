@@ -1,4 +1,4 @@
-"""MultiheadAttention in place of nn.MultiheadAttention: same weights, same masks, another attention inside.
+"""skyformer.MultiheadAttention instead of nn.MultiheadAttention: same weights and masks, another attention.
 
 python examples/drop_in.py
 """
@@ -26,7 +26,7 @@ def main() -> None:
     layer.self_attn = MultiheadAttention(64, 4, batch_first=True, attention="skyformer", num_landmarks=64)
     loss = layer(tokens, src_key_padding_mask=padding).square().mean()
     loss.backward()
-    print(f"a transformer layer with skyformer inside: loss {loss:.3f}")
+    print(f"a transformer layer with skyformer attention: loss {loss:.3f}")
     print("attentions to choose from:", ", ".join(list_attentions()))
 
 

@@ -1,9 +1,9 @@
-"""Exact Kernelized Attention and Skyformer as functions, in place of F.scaled_dot_product_attention.
+"""Exact Kernelized Attention and Skyformer as functions, instead of F.scaled_dot_product_attention.
 
 python examples/functional.py
 
-The tokens are a random walk, in which neighbours are alike, so landmarks spread evenly do best here; on the heads of
-trained models `probe` does, see docs/reproduction.md.
+The tokens are a random walk, in which neighbours are similar, so evenly spread landmarks are best here. On the heads of
+trained models `probe` is best, see docs/reproduction.md.
 """
 
 import torch

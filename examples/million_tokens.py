@@ -1,4 +1,4 @@
-"""Attention over a million tokens, forward and backward, on a laptop's memory.
+"""Attention over a million tokens, forward and backward, in the memory of a laptop.
 
 python examples/million_tokens.py [--tokens 1048576]
 """
@@ -27,7 +27,7 @@ def main() -> None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     matrix = 2 * tokens**2 * 4 / 2**40
-    print(f"{tokens:,} tokens, forward and backward: {seconds:.1f} s, {peak:.1f} GiB in all")
+    print(f"{tokens:,} tokens, forward and backward: {seconds:.1f} s, peak memory {peak:.1f} GiB")
     print(f"the attention matrices alone would take {matrix:,.3f} TiB")
 
 

@@ -1,6 +1,6 @@
-"""A Skyformer classifier trained with transformers' Trainer, saved, and loaded by an Auto class.
+"""Train a Skyformer classifier with transformers' Trainer, save it, and load it with an Auto class.
 
-Nothing is downloaded: the examples are sequences of 16 symbols, and the question is which of two is the more frequent.
+Nothing is downloaded: the examples are sequences of 16 symbols, and the label says which of two symbols is more frequent.
 
 python examples/train_hf.py --steps 60
 """
@@ -58,7 +58,7 @@ def main() -> None:
     with torch.no_grad():
         logits = model(torch.stack([example["input_ids"] for example in unseen])).logits
     right = sum(int(answer == example["labels"]) for answer, example in zip(logits.argmax(-1), unseen, strict=True))
-    print(f"{model.config.attention} after {options.steps} steps: {right} of {len(unseen)} unseen examples right")
+    print(f"{model.config.attention} after {options.steps} steps: {right} of {len(unseen)} unseen examples are right")
 
 
 if __name__ == "__main__":

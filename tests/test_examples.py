@@ -1,4 +1,4 @@
-"""Every example runs, and prints what it promises."""
+"""Every example runs and prints its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CASES = {
     "functional.py": ([], "relative error"),
-    "drop_in.py": ([], "a transformer layer with skyformer inside"),
+    "drop_in.py": ([], "a transformer layer with skyformer attention"),
     "train_hf.py": (["--steps", "3"], "skyformer after 3 steps:"),
     "convert_minilm.py": (
         f"embeddings --model tiny --text {__file__} --passages 2 --length 64 --landmarks 16 --threads 1".split(),
@@ -34,7 +34,7 @@ def _threads_restored() -> Iterator[None]:
 def test_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here and not in a process of its own, which would spend most of its time on imports."""
+    """In this process, because a new one would spend most of its time on imports."""
     arguments, promised = CASES[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *arguments])

@@ -1,4 +1,4 @@
-"""The attentions that the tests ask for by name."""
+"""The attentions that the tests use by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _registered() -> None:
     skyformer.hf.register()
     skyformer.hf.register("few", num_landmarks=8)
     skyformer.hf.register("few-of-softmax", kernel="softmax", num_landmarks=8)
-    # Fewer landmarks than rows of [Q; K], though all queries: the approximation itself, not the exact way round it.
+    # All queries but not all rows of [Q; K], so that the approximation runs instead of the exact computation.
     skyformer.hf.register("every-query", kernel="softmax", num_landmarks=LENGTH + 5, gamma=1e-6)
     skyformer.hf.register("all-of-softmax", kernel="softmax", num_landmarks=ALL_LANDMARKS)
     skyformer.hf.register("exact-softmax", attention="kernelized", kernel="softmax")

@@ -1,4 +1,4 @@
-"""Skyformer models small enough for tests, with weights large enough for differences to show."""
+"""Skyformer models that are small enough for tests, with weights that make differences visible."""
 
 from __future__ import annotations
 

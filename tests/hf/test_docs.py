@@ -1,14 +1,15 @@
-"""The recipes of docs/huggingface.md run, with small random models in place of those on the hub."""
+"""The code of docs/huggingface.md and docs/huggingface_model.md runs, and their tables list every option."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
-import runpy
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -23,20 +24,21 @@ from transformers import (
 )
 
 import skyformer.hf
+from skyformer.hf import SkyformerConfig
 from skyformer.hf.options import SkyformerOptions
-from tests.hf.families import BERT, MODERN, PICTURE, TEXT
+from tests.hf.families import BERT, GROUPED, MODERN, PICTURE, TEXT
 
-ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "huggingface.md").read_text()
-FIGURES = ROOT / "scripts" / "pages.py"
-RECIPES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, MODEL_PAGE = ((DOCS / name).read_text() for name in ("huggingface.md", "huggingface_model.md"))
+RECIPES, MODEL_RECIPES = (re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (PAGE, MODEL_PAGE))
 MODELS = {
     "bert-base-cased": lambda: BertForMaskedLM(BertConfig(**BERT)),
     "answerdotai/ModernBERT-base": lambda: ModernBertModel(ModernBertConfig(**{**MODERN, "num_hidden_layers": 4})),
     "google/vit-base-patch16-224": lambda: ViTModel(ViTConfig(**PICTURE)),
     "openai/clip-vit-base-patch32": lambda: CLIPModel(CLIPConfig(text_config=TEXT, vision_config=PICTURE)),
-    "meta-llama/Llama-3.2-1B": lambda: LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=2)),
+    "meta-llama/Llama-3.2-1B": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
 }
+"""Small random models that replace those on the hub."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
@@ -54,32 +56,26 @@ def test_recipes_run(recipe: str, tmp_path: Path) -> None:
     skyformer.hf.register()
 
 
-def test_what_was_not_timed_is_left_open(tmp_path: Path) -> None:
-    script = runpy.run_path(str(FIGURES))
-    made: dict[str, Any] = {
-        "finetune-softmax.json": {
-            "attention": "softmax", "accuracy": 0.75, "standard_error": 0.02, "losses": [0.5, 0.3], "steps": 2,
-            "batch": 4, "length": 9, "test_reviews": 8,
-        },
-        "long.json": {
-            "length": 600, "collections": 1, "limit_gb": 4,
-            "runs": [
-                {"attention": "few", "training": False, "added_bytes": 25e7, "cosine_to_softmax": 0.9},
-                {"attention": "few", "training": True, "failed": "no memory"},
-            ],
-        },
-    }  # fmt: skip
-    for name, results in made.items():
-        (tmp_path / name).write_text(json.dumps({"results": results}))
-    script["table"].__globals__["RESULTS"] = tmp_path
-    assert script["embeddings_table"]() == "?"
-    assert "| softmax | 75.0 ± 2.0 % | 0.40 | ? |" in script["finetune_table"]()
-    assert "| few | 0.25 GB | ? | over 4 GB |  | 0.900 |" in script["long_table"]()
-    (tmp_path / "finetune-times.json").write_text(json.dumps({"results": {"seconds": {"softmax": [1.0, 3.0, 2.0]}}}))
-    assert "| 0.40 | 2.00 s |" in script["finetune_table"]()
-
-
-def test_every_option_is_in_the_table() -> None:
+def test_every_option_of_register_is_listed() -> None:
     (table,) = re.findall(r"## Options of `register`\n\n(.*?)\n\n", PAGE, re.DOTALL)
-    for option in SkyformerOptions.__dataclass_fields__.values():
+    for option in fields(SkyformerOptions):
         assert not option.init or f"`{option.name}`" in table
+
+
+def test_every_setting_of_the_model_is_listed_with_its_default() -> None:
+    own = inspect.get_annotations(SkyformerConfig)
+    settings = {field.name: field.default for field in fields(SkyformerConfig) if field.name in own}
+    assert MISSING not in settings.values()
+    listed = dict(re.findall(r"^\| `([a-z_]+)` \| `(.+?)` \|", MODEL_PAGE, re.MULTILINE))
+    assert listed == {name: repr(default) for name, default in settings.items()}
+
+
+def test_the_examples_of_the_model_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for block in MODEL_RECIPES:
+        exec(block, namespace)
+    assert namespace["logits"].shape == (4, 10)
+    with torch.no_grad():
+        expected = namespace["model"](**namespace["inputs"]).logits
+    torch.testing.assert_close(namespace["logits"], expected, rtol=0, atol=1e-5)

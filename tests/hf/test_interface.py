@@ -1,4 +1,4 @@
-"""The registered attentions: names and options, the layers' own landmarks, and answers to what they cannot do."""
+"""The registered attentions: names and options, landmarks per layer and head, and errors for what is not supported."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from transformers import (
     ModernBertModel,
     MPNetConfig,
     MPNetModel,
-    T5Config,
-    T5EncoderModel,
     ViTConfig,
     ViTModel,
 )
@@ -62,7 +60,7 @@ from tests.hf.families import (
 
 
 class Layer(nn.Module):
-    """All that an attention function asks of its module."""
+    """The attributes that an attention function reads from its module."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
@@ -83,7 +81,7 @@ def some_heads(heads: int = 4, length: int = LENGTH, seed: int = 0) -> Tensor:
 
 
 def attend(name: str, module: nn.Module | None = None, **arguments: Any) -> Tensor:
-    """(B, H, L, P) of a registered attention, on points of its own unless others are given."""
+    """(B, H, L, P) of a registered attention, on random points unless others are given."""
     given = {"query": some_heads(seed=0), "key": some_heads(seed=1), "value": some_heads(seed=2), **arguments}
     mask = given.pop("attention_mask", None)
     qkv = [given.pop(part) for part in ("query", "key", "value")]
@@ -118,7 +116,7 @@ def test_options_reach_the_functions(name: str, options: dict[str, Any], direct:
     torch.testing.assert_close(attend(name), direct(*(some_heads(seed=seed) for seed in range(3))))
 
 
-def test_a_name_has_its_own_defaults_and_may_be_given_others() -> None:
+def test_the_defaults_of_a_preset_can_be_changed() -> None:
     skyformer.hf.register("skyformer-softmax", num_landmarks=200)
     try:
         expected = softmax_attention(some_heads(seed=0), some_heads(seed=1), some_heads(seed=2))
@@ -166,10 +164,10 @@ def test_bad_registrations_are_refused(
     assert name not in AttentionInterface().valid_keys() or name == "eager"
 
 
-def test_a_name_that_belongs_to_someone_else_is_left_alone() -> None:
-    AttentionInterface.register("someone-elses", lambda *_: None)
-    with refused(InputError, "'someone-elses'", "belongs to another"):
-        skyformer.hf.register("someone-elses")
+def test_names_of_other_attention_functions_are_refused() -> None:
+    AttentionInterface.register("other-function", lambda *_: None)
+    with refused(InputError, "'other-function'", "belongs to another"):
+        skyformer.hf.register("other-function")
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,17 +181,22 @@ def test_the_models_scale_is_used() -> None:
     torch.testing.assert_close(attend("kernelized", scaling=0.7), kernelized_attention(q, k, v, scale=0.7))
 
 
-def test_queries_that_a_model_has_scaled_get_their_measure_back() -> None:
+class EsmLayer(Layer):
+    """By its name, a layer that scales its queries although its `scaling` is 1."""
+
+
+def test_the_scaling_of_queries_by_the_model_is_undone() -> None:
     q, k, v = (some_heads(seed=seed) for seed in range(3))
     scale = 8**-0.5
-    scaled = attend("kernelized", Layer(scaling=scale), query=q * scale, scaling=1.0)
-    torch.testing.assert_close(scaled, kernelized_attention(q, k, v))
+    for module in (Layer(scaling=scale), EsmLayer(scaling=1.0)):
+        scaled = attend("kernelized", module, query=q * scale, scaling=1.0)
+        torch.testing.assert_close(scaled, kernelized_attention(q, k, v))
     unscaled = attend("kernelized", Layer(scaling=1.0), scaling=1.0)
     torch.testing.assert_close(unscaled, kernelized_attention(q, k, v, scale=1.0))
 
 
 @pytest.mark.parametrize("name", ["few", "kernelized"])
-def test_grouped_keys_and_values_serve_all_heads(name: str) -> None:
+def test_keys_and_values_can_be_shared_by_groups_of_heads(name: str) -> None:
     key, value = some_heads(heads=2, seed=1), some_heads(heads=2, seed=2)
     grouped = attend(name, Layer(num_key_value_groups=2), key=key, value=value)
     torch.testing.assert_close(
@@ -210,7 +213,7 @@ def test_queries_may_come_from_another_sequence(name: str, length: int) -> None:
     torch.testing.assert_close(attend(name, query=query, attention_mask=mask), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_draw_from_streams_of_their_own() -> None:
+def test_every_layer_has_its_own_random_stream() -> None:
     draws = [int(torch.randint(2**40, (), generator=layer_generator(Layer(layer_idx=i), 0))) for i in range(12)]
     assert len(set(draws)) == 12
     again = int(torch.randint(2**40, (), generator=layer_generator(Layer(layer_idx=3), 0)))
@@ -227,7 +230,7 @@ def test_heads_draw_their_own_landmarks() -> None:
     assert not torch.allclose(out[:, 0], out[:, 1])
 
 
-def test_a_sampler_of_the_users_own_is_kept() -> None:
+def test_a_sampler_object_is_used_as_it_is() -> None:
     skyformer.hf.register("shared-rows", num_landmarks=8, landmarks=StratifiedSampler())
     q, k, v = (some_heads(seed=seed)[:, :1].expand(-1, 2, -1, -1) for seed in range(3))
     out = attend("shared-rows", query=q, key=k, value=v)
@@ -263,8 +266,8 @@ def test_evaluation_repeats_and_training_does_not(family: Any) -> None:
 
 @pytest.mark.parametrize(("kernel", "exact"), [("gaussian", "kernelized"), ("softmax", "exact-softmax")])
 @pytest.mark.parametrize("landmarks", ["stratified", "queries", "probe", "segment_means"])
-def test_landmarks_beyond_the_text_cost_nothing(kernel: str, exact: str, landmarks: str) -> None:
-    """A matrix of a million landmarks by a million would not fit into any memory."""
+def test_more_landmarks_than_tokens_cost_nothing(kernel: str, exact: str, landmarks: str) -> None:
+    """A matrix of a million by a million landmarks would not fit into memory."""
     skyformer.hf.register("a-million", kernel=kernel, landmarks=landmarks, num_landmarks=10**6)
     mask = tokens()["attention_mask"].bool()
     found, expected = (attend(name, attention_mask=mask) for name in ("a-million", exact))
@@ -272,7 +275,7 @@ def test_landmarks_beyond_the_text_cost_nothing(kernel: str, exact: str, landmar
 
 
 @pytest.mark.parametrize("name", ["few", "kernelized", "skyformer-softmax"])
-def test_a_text_without_a_token_is_finite_and_so_are_gradients(name: str) -> None:
+def test_a_fully_masked_text_gives_finite_outputs_and_gradients(name: str) -> None:
     model, inputs = copy.deepcopy(model_of(BERT_FAMILY)).train(), tokens()
     model.set_attn_implementation(name)
     inputs["attention_mask"][1] = 0
@@ -292,7 +295,7 @@ def test_a_model_of_the_library_is_exported(name: str) -> None:
         torch.testing.assert_close(program(**again)[0], model(**again)[0], rtol=0, atol=1e-5)
 
 
-def test_parts_of_a_model_have_attentions_of_their_own() -> None:
+def test_parts_of_a_model_can_have_different_attentions() -> None:
     """CLIP's text encoder is causal, its vision encoder is not."""
     config = CLIPConfig(text_config={**TEXT, **IDS}, vision_config=PICTURE)
     model, inputs = CLIPModel(config).eval(), {"input_ids": tokens()["input_ids"], **pixels()}
@@ -309,7 +312,7 @@ def test_another_seed_draws_other_landmarks() -> None:
     assert not torch.allclose(attend("few"), attend("few-of-seed-1"))
 
 
-def test_batch_mates_have_no_say() -> None:
+def test_other_examples_in_the_batch_have_no_effect() -> None:
     model, inputs = model_of(BERT_FAMILY), tokens()
     model.set_attn_implementation("few")
     with torch.no_grad():
@@ -334,7 +337,7 @@ def test_checkpointing_repeats_the_landmarks_of_the_forward_pass() -> None:
         torch.testing.assert_close(recomputed, plain)
 
 
-def test_dropout_of_weights_is_left_out_with_one_warning() -> None:
+def test_dropout_of_weights_is_ignored_with_one_warning() -> None:
     skyformer.hf.register("dropping", num_landmarks=8)
     settings = {**BERT, "attention_probs_dropout_prob": 0.1}
     model = BertModel(BertConfig(**settings)).train()
@@ -353,7 +356,7 @@ def test_exact_attention_drops_weights() -> None:
     assert (dropped.mean(0) - kept).norm() < 0.1 * kept.norm()
 
 
-def test_half_precision_is_served() -> None:
+def test_half_precision_works() -> None:
     out = attend("few", **{part: some_heads(seed=i).bfloat16() for i, part in enumerate(("query", "key", "value"))})
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), attend("few"), rtol=0.05, atol=0.05)
@@ -367,7 +370,7 @@ def test_windows_are_refused_with_advice() -> None:
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_layers_with_windows_may_keep_their_attention(padded: bool) -> None:
+def test_layers_with_windows_can_keep_their_attention(padded: bool) -> None:
     skyformer.hf.register("global-only", kernel="softmax", num_landmarks=400, local_layers="sdpa")
     settings = {**MODERN, "num_hidden_layers": 4, "local_attention": 8, "initializer_range": 0.3}
     model = ModernBertModel(ModernBertConfig(**settings)).eval()
@@ -389,10 +392,6 @@ def test_a_checkpoint_with_windows_loads_without_them(tmp_path: Path) -> None:
 
 
 def test_terms_that_change_the_scores_are_refused() -> None:
-    t5 = T5EncoderModel(T5Config(vocab_size=50, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4))
-    t5.set_attn_implementation("skyformer")
-    with refused(UnsupportedError, "T5Attention", "position_bias", "'sdpa' or 'eager'"):
-        t5(**tokens())
     settings = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"] * 2}
     gemma = Gemma2Model(Gemma2Config(**settings))
     gemma.set_attn_implementation("kernelized")
@@ -400,7 +399,7 @@ def test_terms_that_change_the_scores_are_refused() -> None:
         gemma(**tokens())
 
 
-def test_models_with_an_attention_of_their_own_are_refused_where_they_can_be_noticed() -> None:
+def test_models_with_their_own_attention_are_refused_where_they_can_be_detected() -> None:
     config = MPNetConfig(**BERT)
     config._attn_implementation = "skyformer"
     with refused(UnsupportedError, "MPNet", "their own attention", "'eager'"):
@@ -421,19 +420,7 @@ def test_exact_attention_generates(options: dict[str, Any]) -> None:
     assert torch.equal(*texts)
 
 
-class EsmLayer(Layer):
-    """By its name one of those that scale their queries without saying so."""
-
-
-def test_so_do_queries_scaled_without_a_word() -> None:
-    q = some_heads(seed=0)
-    scale = q.shape[-1] ** -0.5
-    whole = attend("kernelized", scaling=scale)
-    for module in (EsmLayer(scaling=1.0), Layer(scaling=scale)):
-        torch.testing.assert_close(attend("kernelized", module, query=q * scale, scaling=1.0), whole)
-
-
-# torch's tracer warns about its own doings.
+# torch's tracer warns about its own code.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("implementation", ["few", "kernelized"])
 def test_a_compiled_model_gives_the_same(implementation: str) -> None:
@@ -445,7 +432,7 @@ def test_a_compiled_model_gives_the_same(implementation: str) -> None:
     torch.testing.assert_close(compiled(**tokens())[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_queries_behind_a_cache_see_what_came_before() -> None:
+def test_queries_after_a_cache_attend_to_earlier_keys() -> None:
     q, k, v = (some_heads(seed=seed) for seed in range(3))
     whole = attend("kernelized", Layer(is_causal=True))
     torch.testing.assert_close(whole, kernelized_attention(q, k, v, is_causal=True))
@@ -453,7 +440,7 @@ def test_queries_behind_a_cache_see_what_came_before() -> None:
     torch.testing.assert_close(last, whole[:, :, -7:])
 
 
-def test_a_decoder_turned_bidirectional_is_served() -> None:
+def test_a_decoder_made_bidirectional_works() -> None:
     config = LlamaConfig(**{**TEXT, "initializer_range": 0.3}, num_key_value_heads=2)
     config.is_causal = False
     model = LlamaModel(config).eval()

@@ -1,4 +1,4 @@
-"""Masks: padding stays in two dimensions, patterns are told apart, and a mask of four dimensions must be padding."""
+"""Masks: padding stays two-dimensional, patterns are recognised, and a mask of four dimensions must be padding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_padding_is_no_mask(padding: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, scattered_mask(2, 6)])
-def test_causality_is_pinned_to_the_mask(padding: Tensor | None) -> None:
+def test_a_causal_pattern_is_attached_to_the_mask(padding: Tensor | None) -> None:
     mask = make(causal_mask_function, padding, q_offset=4, q_length=2)
     assert mask is not None
     assert torch.equal(mask, torch.ones(2, 6, dtype=torch.bool) if padding is None else padding)
@@ -58,7 +58,7 @@ def test_a_mask_of_three_dimensions_is_refused() -> None:
         make(bidirectional_mask_function, torch.ones(2, 6, 6, dtype=torch.bool))
 
 
-def test_windows_are_told_from_the_rest() -> None:
+def test_windows_are_recognised() -> None:
     window = sliding_window_bidirectional_mask_function(2)
     mask = make(window, local_size=2)
     assert read_mask(mask, 2, 6).pattern == Pattern(local=True, other="a window of 2 tokens")

@@ -1,4 +1,4 @@
-"""The models: every attention, every kind of padding, every input, and what they have in common with our own."""
+"""The models: every attention, every kind of padding and of input, and agreement with this package's own models."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_padding_changes_nothing_on_either_side(attention: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_finite(attention: str, dtype: torch.dtype) -> None:
-    model = classifier(attention).to(dtype).train()
-    out = model(**padded_batch(40, 30).model_inputs(), labels=torch.tensor([0, 2]))
-    out.loss.backward()
-    assert out.logits.dtype == dtype
-    assert out.logits.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+def test_half_precision_is_finite(attention: str) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        model = classifier(attention).to(dtype).train()
+        out = model(**padded_batch(40, 30).model_inputs(), labels=torch.tensor([0, 2]))
+        out.loss.backward()
+        assert out.logits.dtype == dtype
+        assert out.logits.isfinite().all()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("attention", ["softmax", "skyformer", "linformer"])
@@ -80,7 +80,7 @@ def _name_in_transformers(name: str) -> str:
     return name
 
 
-def test_models_that_differ_in_their_attention_start_alike() -> None:
+def test_models_with_different_attentions_start_with_the_same_weights() -> None:
     weights = []
     for attention in ATTENTIONS:
         torch.manual_seed(7)
@@ -114,7 +114,7 @@ def test_outputs_as_a_dict_and_as_a_tuple() -> None:
     assert list(SkyformerModel(model.config, add_pooling_layer=False)(**inputs).keys()) == ["last_hidden_state"]
 
 
-def test_heads_pass_on_what_they_are_asked_for() -> None:
+def test_heads_return_hidden_states_and_tuples() -> None:
     inputs = padded_batch(40, 30).model_inputs()
     for head in (SkyformerForSequenceClassification, SkyformerForMaskedLM):
         model = head(small_config()).eval()
@@ -141,7 +141,7 @@ def test_embeddings_in_place_of_tokens() -> None:
     assert gradient[1, 10:].abs().min() > 0
 
 
-def test_masks_of_any_type_mean_the_same() -> None:
+def test_masks_of_any_dtype_are_equivalent() -> None:
     model = classifier()
     ids, mask = padded_batch(40, 30)
     expected = model(ids, mask).logits
@@ -151,13 +151,13 @@ def test_masks_of_any_type_mean_the_same() -> None:
     assert torch.equal(model(strange, mask).logits, expected)
 
 
-def test_an_example_without_a_token_is_finite() -> None:
+def test_a_fully_masked_example_is_finite() -> None:
     ids, mask = padded_batch(40, 0)
     for attention in ATTENTIONS:
         assert classifier(attention)(ids, mask).logits.isfinite().all()
 
 
-def test_a_batch_of_one_and_of_none() -> None:
+def test_batches_of_one_and_of_no_example() -> None:
     model = classifier()
     batch = padded_batch(40, 30)
     one = model(batch.input_ids[:1], batch.attention_mask[:1], labels=torch.tensor([1]))
@@ -167,13 +167,13 @@ def test_a_batch_of_one_and_of_none() -> None:
     assert model(batch.input_ids[:, :1]).logits.isfinite().all()
 
 
-def test_what_generic_code_switches_off_may_come() -> None:
+def test_arguments_that_are_switched_off_are_accepted() -> None:
     model, ids = classifier(), padded_batch(40).input_ids
     out = model(ids, use_cache=False, past_key_values=None, output_attentions=None, return_dict=None)
     assert torch.equal(out.logits, model(ids).logits)
 
 
-def test_positions_given_by_hand() -> None:
+def test_given_position_ids_are_used() -> None:
     model = classifier()
     ids = padded_batch(40).input_ids
     counted = torch.arange(40).unsqueeze(0)
@@ -186,13 +186,13 @@ def test_positions_given_by_hand() -> None:
 def test_segments() -> None:
     ids = padded_batch(40).input_ids
     segments = torch.zeros_like(ids)
-    knows_none, knows_two = classifier(), classifier(type_vocab_size=2)
-    assert torch.equal(knows_none(ids, token_type_ids=segments).logits, knows_none(ids).logits)
+    without, with_two = classifier(), classifier(type_vocab_size=2)
+    assert torch.equal(without(ids, token_type_ids=segments).logits, without(ids).logits)
     with refused(InputError, "token_type_ids", "type_vocab_size", "1"):
-        knows_none(ids, token_type_ids=segments + 1)
-    first, second = (knows_two(ids, token_type_ids=segments + kind).logits for kind in (0, 1))
+        without(ids, token_type_ids=segments + 1)
+    first, second = (with_two(ids, token_type_ids=segments + kind).logits for kind in (0, 1))
     assert not torch.allclose(first, second)
-    assert torch.equal(knows_two(ids).logits, first)
+    assert torch.equal(with_two(ids).logits, first)
 
 
 WRONG: list[tuple[type[Exception], dict[str, Any], list[str]]] = [

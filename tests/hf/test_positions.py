@@ -1,4 +1,4 @@
-"""Longer positions: the ends stay, the middle is interpolated, and config, buffers and checkpoints follow."""
+"""Extended positions: both ends stay, the rest is interpolated, and config, buffers and checkpoints are updated."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_longer_text_runs_and_the_model_loads_again(family: Family, tmp_path: 
     torch.testing.assert_close(again(**long)[0], out)
 
 
-def test_positions_between_lie_on_straight_lines() -> None:
+def test_positions_between_are_linear_interpolations() -> None:
     model = BERT_FAMILY.build()
     before = positions(model)
     after = positions(extend_positions(model, 2 * len(before) - 1))
@@ -68,7 +68,7 @@ def test_the_models_own_length_changes_nothing() -> None:
     torch.testing.assert_close(extend_positions(model, 80)(**tokens())[0], expected)
 
 
-def test_what_is_frozen_stays_frozen_and_heads_follow() -> None:
+def test_frozen_positions_stay_frozen_also_in_models_with_heads() -> None:
     model = BertForSequenceClassification(BertConfig(**BERT)).half()
     embedding = model.bert.embeddings.position_embeddings
     embedding.weight.requires_grad_(False)

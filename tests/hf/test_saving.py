@@ -1,4 +1,4 @@
-"""Models on disk: whatever the attention, they come back as they were, with any Auto class, dtype or missing weight."""
+"""Saving and loading: every attention, every Auto class, half precision, and files that lack some weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INPUTS = padded_batch(40, 30).model_inputs()
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_model_comes_back_as_it_was(attention: str, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_unchanged(attention: str, tmp_path: Path) -> None:
     model = grown(classifier(attention, seed=4))
     if attention == "performer":
-        # As training does: what the seed would draw is not what the model has.
+        # As in training: afterwards the model differs from what its seed would draw.
         model.skyformer.layers[0].attention.mechanism.redraw_projection()
     model.save_pretrained(tmp_path)
     torch.manual_seed(99)
@@ -33,6 +33,11 @@ def test_a_model_comes_back_as_it_was(attention: str, tmp_path: Path) -> None:
     assert all(torch.equal(weight, expected[name]) for name, weight in loaded.state_dict().items())
     assert torch.equal(loaded(**INPUTS).logits, model(**INPUTS).logits)
     assert loaded.config.attention_options == model.config.attention_options
+    half = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    with torch.no_grad():
+        out, expected_logits = half(**INPUTS).logits.float(), model(**INPUTS).logits
+    torch.testing.assert_close(out, expected_logits, rtol=0, atol=0.2 * float(expected_logits.abs().max()))
 
 
 def test_the_auto_classes_know_the_models() -> None:
@@ -56,7 +61,7 @@ def test_tied_weights_are_stored_once_and_tied_again(tied: bool, tmp_path: Path)
     assert torch.equal(loaded(**INPUTS).logits, model(**INPUTS).logits)
 
 
-def test_one_body_for_all_heads(tmp_path: Path) -> None:
+def test_models_with_different_heads_share_the_encoder(tmp_path: Path) -> None:
     model = grown(SkyformerForMaskedLM(small_config()).eval())
     model.save_pretrained(tmp_path)
     body = AutoModel.from_pretrained(tmp_path)
@@ -69,8 +74,8 @@ def test_one_body_for_all_heads(tmp_path: Path) -> None:
     assert text.classifier[0].bias.abs().max() == 0
 
 
-def test_an_attention_put_into_a_trained_model_starts_as_a_fresh_one(tmp_path: Path) -> None:
-    """Models are loaded without memory behind their weights; what the file lacks must be filled in after that."""
+def test_a_new_attention_in_a_trained_model_is_initialised_as_in_a_new_model(tmp_path: Path) -> None:
+    """Models are built on the meta device, so weights that the file lacks are initialised after loading."""
     trained = grown(classifier("softmax"))
     trained.save_pretrained(tmp_path)
     wanted = {
@@ -91,7 +96,7 @@ def test_an_attention_put_into_a_trained_model_starts_as_a_fresh_one(tmp_path: P
 
 
 def _assert_alike(fresh: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor]) -> None:
-    """The projection of performer comes from the seed; the others are drawn, from a distribution of known size."""
+    """Performer's projection depends on the seed alone; the others are drawn from the same distribution."""
     assert fresh.keys() == loaded.keys()
     assert fresh
     for name, tensor in loaded.items():
@@ -101,23 +106,12 @@ def _assert_alike(fresh: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor
             assert 0.5 < tensor.std() / fresh[name].std() < 2
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_loading_in_half_precision(attention: str, tmp_path: Path) -> None:
-    model = classifier(attention)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
-    with torch.no_grad():
-        out, expected = loaded(**INPUTS).logits, model(**INPUTS).logits
-    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.2 * float(expected.abs().max()))
-
-
-def test_a_model_made_in_half_precision_stays_there(tmp_path: Path) -> None:
+def test_a_model_saved_in_half_precision_stays_in_half_precision(tmp_path: Path) -> None:
     SkyformerModel(small_config()).to(torch.bfloat16).save_pretrained(tmp_path)
     assert AutoModel.from_pretrained(tmp_path).dtype == torch.bfloat16
 
 
-def test_positions_can_be_stretched(tmp_path: Path) -> None:
+def test_extended_positions_are_saved(tmp_path: Path) -> None:
     model = classifier()
     skyformer.hf.extend_positions(model, 80)
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""`attn_implementation` on our own models: the config's attention unless another is asked for, and back again."""
+"""`attn_implementation` of Skyformer models: the config's attention, another one, and back again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_the_config_decides_by_default(model: SkyformerForSequenceClassification
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
-def test_softmax_attention_by_name_is_that_of_the_zoo(model: SkyformerForSequenceClassification, name: str) -> None:
+def test_softmax_attention_by_name_equals_that_of_the_config(
+    model: SkyformerForSequenceClassification, name: str
+) -> None:
     by_config = classifier("softmax")
     by_config.load_state_dict(model.state_dict())
     expected = by_config(**INPUTS).logits
@@ -48,7 +50,7 @@ def test_a_registered_attention_by_name(model: SkyformerForSequenceClassificatio
     torch.testing.assert_close(model(**INPUTS).logits, by_config(**INPUTS).logits, rtol=0, atol=1e-5)
 
 
-def test_a_name_is_for_one_run_and_the_config_for_good(
+def test_the_implementation_is_not_saved_but_the_config_is(
     model: SkyformerForSequenceClassification, tmp_path: Path
 ) -> None:
     expected = model(**INPUTS).logits
@@ -60,7 +62,7 @@ def test_a_name_is_for_one_run_and_the_config_for_good(
     assert torch.equal(other(**INPUTS).logits, model(**INPUTS).logits)
 
 
-def test_a_name_that_nobody_registered(model: SkyformerForSequenceClassification) -> None:
+def test_unknown_names_are_refused(model: SkyformerForSequenceClassification) -> None:
     with pytest.raises(ValueError, match="skyfromer"):
         model.set_attn_implementation("skyfromer")
 
@@ -80,7 +82,7 @@ def test_gradients_through_another_attention(model: SkyformerForSequenceClassifi
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_attention_weights_where_there_are_any(model: SkyformerForSequenceClassification) -> None:
+def test_attention_weights_are_returned_by_eager_only(model: SkyformerForSequenceClassification) -> None:
     for name in ("config", "sdpa"):
         model.set_attn_implementation(name)
         with refused(UnsupportedError, "output_attentions", repr(name), "eager"):
@@ -93,7 +95,7 @@ def test_attention_weights_where_there_are_any(model: SkyformerForSequenceClassi
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
-def test_kernels_that_were_never_tried_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
+def test_unsupported_implementations_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
     with pytest.raises((ValueError, ImportError), match=r"support|install"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == "config"

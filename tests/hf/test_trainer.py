@@ -1,4 +1,4 @@
-"""transformers' Trainer on the CPU: losses fall, checkpoints load, gradients add up to those of the whole batch."""
+"""transformers' Trainer on the CPU: losses fall, checkpoints load, accumulated gradients equal those of the batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_twenty_steps_of_classification(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(**inputs).logits, model.eval()(**inputs).logits, rtol=0, atol=1e-6)
 
 
-def test_twenty_steps_of_filling_in(tmp_path: Path) -> None:
+def test_twenty_steps_of_masked_language_modelling(tmp_path: Path) -> None:
     model = SkyformerForMaskedLM(small_config(initializer_range=0.1))
     settings = arguments(tmp_path, learning_rate=2e-2)
     trainer = Trainer(model=model, args=settings, train_dataset=Texts(160, masked=True))
