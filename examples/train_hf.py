@@ -1,6 +1,6 @@
 """Train a Skyformer classifier with transformers' Trainer, save it, and load it with an Auto class.
 
-Nothing is downloaded: the examples are sequences of 16 symbols, and the label says which of two symbols is more frequent.
+Nothing is downloaded: the examples are sequences of 16 symbols, and the label says which of two is more frequent.
 
 python examples/train_hf.py --steps 60
 """

@@ -16,7 +16,7 @@ CASES = {
     "drop_in.py": ([], "a transformer layer with skyformer attention"),
     "train_hf.py": (["--steps", "3"], "skyformer after 3 steps:"),
     "convert_minilm.py": (
-        f"embeddings --model tiny --text {__file__} --passages 2 --length 64 --landmarks 16 --threads 1".split(),
+        f"--model tiny --text {__file__} --passages 2 --length 64 --landmarks 16".split(),
         "cosine similarity to the exact embeddings",
     ),
     "million_tokens.py": (["--tokens", "20000"], "20,000 tokens, forward and backward"),

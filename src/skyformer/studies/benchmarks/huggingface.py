@@ -100,22 +100,16 @@ class HuggingFaceBenchmark(Study[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        rows = [
-            [
-                str(cell.layers),
-                f"{cell.length:,}",
-                row.attention,
-                _median(row.attention_seconds),
-                _median(row.forward_seconds),
-            ]
-            for cell, result in results.items()
-            for row in result.rows
-        ]
-        return [Table("Median seconds", ["layers", "tokens", "attention", "in attention", "forward pass"], rows)]
-
-
-def _median(seconds: Sequence[float]) -> str:
-    return number(statistics.median(seconds))
+        rows = []
+        for cell, result in results.items():
+            inside = {row.attention: statistics.median(row.attention_seconds) for row in result.rows}
+            for row in result.rows:
+                seconds = inside[row.attention]
+                forward = number(statistics.median(row.forward_seconds))
+                sizes = [str(cell.layers), f"{cell.length:,}"]
+                rows.append([*sizes, row.attention, number(seconds), f"{seconds / inside['sdpa']:.3f}", forward])
+        header = ["layers", "tokens", "attention", "seconds in attention", "divided by sdpa", "seconds of forward pass"]
+        return [Table("Median times", header, rows)]
 
 
 @dataclass
