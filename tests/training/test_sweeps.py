@@ -164,8 +164,9 @@ def test_all_runs_are_trained_in_order(fake: FakeTraining) -> None:
 
 def test_jobs_divide_the_cores(fake: FakeTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "available_cores", lambda: 9)
-    fake.sweep(fake.configs("finish", "finish", "finish"), jobs=2)
-    assert fake.calls == [["--config", "4", "4"]] * 3
+    configs = fake.configs("finish", "finish", "finish")
+    fake.sweep([*configs, configs[0]], jobs=2)
+    assert fake.calls == [["--config", "4", "4"]] * 3, "a run that is listed twice is trained once"
 
 
 def test_threads_that_were_chosen_stay() -> None:

@@ -244,8 +244,8 @@ class Sweep:
         self._active: dict[str, _Active] = {}
 
     def run(self, configs: Sequence[RunConfig], executor: Executor) -> list[Outcome]:
-        waiting = deque(configs)
-        self._total = len(configs)
+        waiting = deque({config.run_name(): config for config in configs}.values())
+        self._total = len(waiting)
         self._progress.begin(_RUNS, total=self._total)
         stopped_at = shown_at = 0.0
         with StopSignals("run the same command again to resume") as signals:
