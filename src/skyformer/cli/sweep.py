@@ -84,8 +84,8 @@ def sweep(
 ) -> None:
     """Train many runs: every task with every attention and every seed.
 
-    Run the same command again to resume: finished runs are skipped, others continue from their last checkpoint. A run
-    that fails does not stop the others.
+    Run the same command again to resume: finished runs are skipped, others continue from their last checkpoint.
+    A run that fails does not stop the others.
     """
     from skyformer.report.progress import display
     from skyformer.training.presets import DEFAULT_PRESET

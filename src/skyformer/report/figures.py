@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skyformer.errors import MissingExtraError
+from skyformer.report.tables import number
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -87,7 +88,7 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "cli") from error
+        raise MissingExtraError("matplotlib") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -165,7 +166,8 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
     missing = float("nan")
     y = [missing if value is None else value for value in series.y]
     if series.mark is Mark.BARS:
-        axis.bar_label(axis.bar(series.x, y, color=colour, label=series.label), fmt="%.3g", fontsize=8)
+        bars = axis.bar(series.x, y, color=colour, label=series.label)
+        axis.bar_label(bars, [number(value) for value in series.y], fontsize=8)
         axis.set_xticks([])
         return
     style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o"}[series.mark]
