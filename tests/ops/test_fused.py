@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +167,13 @@ ORIGINAL = getattr(torch.ops.aten, FORWARD)
 
 def test_the_private_functions_of_this_version_of_torch_work() -> None:
     assert flash_attention_works()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to count threads")
+def test_importing_the_package_starts_no_threads() -> None:
+    count = "next(line for line in open('/proc/self/status') if line.startswith('Threads'))"
+    code = f"import torch; before = {count}; import skyformer; assert {count} == before, {count}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

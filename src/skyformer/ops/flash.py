@@ -64,7 +64,8 @@ def _found_and_expected(is_causal: bool) -> list[tuple[Tensor, Tensor]]:
     scale = 0.7
     weights = (scale * query @ key.mT + bias).exp()
     if is_causal:
-        weights = weights.tril()
+        # Not by `tril`, which starts torch's threads: an import must not, because processes may be forked after it.
+        weights = weights * torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float32, device="cpu")
     out, lse = flash_attention(query, key, value, bias, is_causal, scale)
     height = lse.exp().unsqueeze(-1)
     dq, dk, dv = flash_attention_backward(
