@@ -1,6 +1,6 @@
-"""The promises: one test class that every attention in the registry inherits.
+"""What every attention promises, as test classes to inherit: `AttentionSuite`, and `OptionSuite` for further options.
 
-A mechanism that cannot keep a promise says so in its class; the suite then checks that asking for it is refused.
+A mechanism that does not support something says so in its class; the suite then checks that it raises an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def draw(
     dtype: torch.dtype = torch.float64,
     std: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random query, key and value that want gradients."""
+    """Random query, key and value that require gradients."""
     shapes = ((length, head_dim), (size, head_dim), (size, value_dim))
     q, k, v = (torch.randn(batch, HEADS, n, p, dtype=dtype) * std for n, p in shapes)
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
@@ -46,7 +46,7 @@ def backward(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor | None = None
 
 
 def insert_masked(x: Tensor, positions: Tensor, filler: float = 7.0) -> Tensor:
-    """x (B, H, n, P) with its rows at `positions` of a longer sequence and junk elsewhere."""
+    """A longer sequence with the rows of x (B, H, n, P) at `positions` and other numbers elsewhere."""
     longer = torch.full((*x.shape[:2], int(positions.max()) + 4, x.shape[-1]), filler, dtype=x.dtype)
     longer[:, :, positions] = x.detach()
     return longer.requires_grad_()
@@ -57,7 +57,7 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 
 
 class LargestStorage(TorchDispatchMode):
-    """Remembers the size in bytes of the largest tensor that any operation returned."""
+    """Records the size in bytes of the largest tensor that any operation returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class LargestStorage(TorchDispatchMode):
         return out
 
 
-class AttentionSuite:
-    """Inherit, and set `name`; `options` shrinks the mechanism to the sizes of the tests."""
+class OptionSuite:
+    """What a mechanism promises whatever its options. A subclass sets `name`, and in `options` those to test."""
 
     name: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
     unused_inputs: ClassVar[tuple[str, ...]] = ()
-    """Inputs that the mechanism ignores, and that therefore get no gradient."""
+    """Inputs that the mechanism does not use, and that therefore get no gradient."""
     float32_tolerance: ClassVar[float] = 1e-4
     max_length: ClassVar[int] = 64
 
@@ -88,36 +88,12 @@ class AttentionSuite:
     def cannot(self, promise: Promise) -> bool:
         return promise in type(self.build()).cannot
 
-    @pytest.mark.parametrize("length", [1, 2, 7, 13, 40])
-    @pytest.mark.parametrize("head_dim", [1, 8])
-    def test_self_attention_shapes(self, length: int, head_dim: int) -> None:
-        q, k, v = draw(2, length, length, head_dim, head_dim)
-        out = self.build(head_dim)(q, k, v)
-        assert out.shape == (2, HEADS, length, head_dim)
-        assert out.isfinite().all()
-
-    @pytest.mark.parametrize(("length", "size"), [(5, 13), (13, 5), (1, 9), (40, 1)])
-    def test_cross_attention_shapes(self, length: int, size: int) -> None:
-        q, k, v = draw(2, length, size, 8, 8)
-        attention = self.build()
-        if self.cannot(Promise.CROSS_ATTENTION):
-            with pytest.raises(UnsupportedError, match=self.name):
-                attention(q, k, v)
-            return
-        assert attention(q, k, v).shape == (2, HEADS, length, 8)
-
-    def test_value_dim_of_its_own(self) -> None:
-        q, k, v = draw(2, 9, 9, 8, 3)
-        attention = self.build()
-        if self.cannot(Promise.VALUE_DIM):
-            with pytest.raises(UnsupportedError, match=self.name):
-                attention(q, k, v)
-            return
-        assert attention(q, k, v).shape == (2, HEADS, 9, 3)
+    def skip_without(self, promise: Promise) -> None:
+        if self.cannot(promise):
+            pytest.skip(type(self.build()).cannot[promise])
 
     def test_gradcheck(self) -> None:
-        if self.cannot(Promise.GRADIENT):
-            pytest.skip(type(self.build()).cannot[Promise.GRADIENT])
+        self.skip_without(Promise.GRADIENT)
         attention = self.build(head_dim=3)
         mask = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
         inputs = draw(2, 6, 6, 3, 3)
@@ -140,9 +116,8 @@ class AttentionSuite:
 
     @pytest.mark.parametrize("scattered", [False, True])
     @pytest.mark.parametrize("length", [5, 23])
-    def test_padding_changes_nothing(self, scattered: bool, length: int) -> None:
-        if self.cannot(Promise.PADDING):
-            pytest.skip(type(self.build()).cannot[Promise.PADDING])
+    def test_padding_does_not_change_the_output(self, scattered: bool, length: int) -> None:
+        self.skip_without(Promise.PADDING)
         attention = self.build()
         inputs = draw(2, length, length, 8, 8)
         positions = torch.randperm(length + 12)[:length].sort().values if scattered else torch.arange(length)
@@ -165,9 +140,8 @@ class AttentionSuite:
         assert out.isfinite().all()
         assert all(g.isfinite().all() for g in backward(out, inputs))
 
-    def test_batch_mates_change_nothing(self) -> None:
-        if self.cannot(Promise.BATCH):
-            pytest.skip(type(self.build()).cannot[Promise.BATCH])
+    def test_the_rest_of_the_batch_does_not_change_the_output(self) -> None:
+        self.skip_without(Promise.BATCH)
         attention = self.build()
         q, k, v = draw(3, 29, 29, 8, 8)
         mask = torch.rand(3, 29) > 0.3
@@ -190,7 +164,7 @@ class AttentionSuite:
 
     def test_inputs_and_parameters_get_gradients(self) -> None:
         attention = self.build().train()
-        # Half of a parameter that spans the sequence is used when half of the sequence is there.
+        # The full length, because a parameter of that length is used only as far as the sequence reaches.
         inputs = draw(2, self.max_length, self.max_length, 8, 8)
         attention(*inputs).square().sum().backward()
         for name, x in zip(("query", "key", "value"), inputs, strict=True):
@@ -201,12 +175,6 @@ class AttentionSuite:
             assert parameter.grad is not None, name
             assert (parameter.grad != 0).any(), name
             assert name in attention.state_dict()
-
-    def test_moving_the_module_moves_everything(self) -> None:
-        attention = self.build().to("meta")
-        held = [*attention.parameters(), *attention.buffers()]
-        held += [x for module in attention.modules() for x in vars(module).values() if isinstance(x, Tensor)]
-        assert all(x.is_meta for x in held)
 
     @pytest.mark.parametrize("masked", [False, True])
     def test_meta_device(self, masked: bool) -> None:
@@ -231,7 +199,7 @@ class AttentionSuite:
     def assert_no_worse_than_dense(
         self, low: Attention, high: Attention, rounded: tuple[Tensor, ...], dtype: torch.dtype
     ) -> None:
-        """Half precision strays from float32 at most twice as far as dense softmax attention does."""
+        """The error of half precision is at most twice that of dense softmax attention."""
 
         def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
@@ -242,9 +210,9 @@ class AttentionSuite:
         assert all(g.isfinite().all() for g in backward(out, inputs))
         with torch.autocast("cpu", enabled=False):
             full = tuple(x.float() for x in rounded)
-            stray = relative_error(out.float(), high(*full))
+            error = relative_error(out.float(), high(*full))
             allowed = 2 * relative_error(dense(*(x.to(dtype) for x in rounded)).float(), dense(*full))
-        assert stray <= allowed
+        assert error <= allowed
 
     @pytest.mark.parametrize("case", ["duplicates", "near duplicates", "large", "zeros"])
     def test_finite_on_awkward_inputs(self, case: str) -> None:
@@ -272,7 +240,78 @@ class AttentionSuite:
         torch.testing.assert_close(after[:, :, :13], before[:, :, :13], rtol=1e-9, atol=1e-9)
         assert not torch.allclose(after[:, :, 13:], before[:, :, 13:])
 
-    # torch's tracer warns about its own doings (instantiating autograd.Function, looking at .grad).
+    def test_memory_is_linear_in_length(self) -> None:
+        self.skip_without(Promise.LINEAR_MEMORY)
+        sizes = [self.largest_storage(length) for length in (2048, 4096)]
+        assert sizes[1] <= 2.2 * sizes[0]
+
+    def largest_storage(self, length: int) -> int:
+        attention = self.build(max_length=length).float()
+        inputs = tuple(torch.randn(1, HEADS, length, 8, requires_grad=True) for _ in range(3))
+        mask = torch.ones(1, length, dtype=torch.bool)
+        with LargestStorage() as largest:
+            attention(*inputs, key_mask=mask).sum().backward()
+        return largest.bytes
+
+    def test_weights_are_what_multiplies_the_values(self) -> None:
+        if self.options.get("kernel") == "softmax":
+            pytest.skip("its output is clamped to the range of the values, which is not linear in them")
+        attention = self.build()
+        q, k, v = draw(2, 20, 20, 8, 8)
+        identity = torch.eye(20, dtype=torch.float64).expand(2, HEADS, -1, -1)
+        both = attention(q, k, torch.cat([v, identity], -1))
+        torch.testing.assert_close(both[..., 8:] @ v, attention(q, k, v))
+
+    @given(data=st.data())
+    def test_any_shape_mask_and_magnitude(self, data: st.DataObject) -> None:
+        batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 50))
+        std = data.draw(st.sampled_from([1e-3, 1.0, 10.0, 100.0]))
+        bits = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length))
+        mask = torch.tensor(bits).view(batch, length)
+        inputs = draw(batch, length, length, 8, 8, torch.float32, std)
+        out = self.build().float()(*inputs, key_mask=mask)
+        assert out.shape == inputs[0].shape
+        assert out.isfinite().all()
+        assert (out[~mask.any(-1)] == 0).all()
+        assert all(g.isfinite().all() for g in backward(out, inputs))
+
+
+class AttentionSuite(OptionSuite):
+    """All promises of a mechanism, at small options."""
+
+    @pytest.mark.parametrize(("length", "head_dim"), [(1, 1), (13, 1), (40, 1), (7, 8)])
+    def test_self_attention_shapes(self, length: int, head_dim: int) -> None:
+        q, k, v = draw(2, length, length, head_dim, head_dim)
+        out = self.build(head_dim)(q, k, v)
+        assert out.shape == (2, HEADS, length, head_dim)
+        assert out.isfinite().all()
+
+    @pytest.mark.parametrize(("length", "size"), [(5, 13), (13, 5), (1, 9), (40, 1)])
+    def test_cross_attention_shapes(self, length: int, size: int) -> None:
+        q, k, v = draw(2, length, size, 8, 8)
+        attention = self.build()
+        if self.cannot(Promise.CROSS_ATTENTION):
+            with pytest.raises(UnsupportedError, match=self.name):
+                attention(q, k, v)
+            return
+        assert attention(q, k, v).shape == (2, HEADS, length, 8)
+
+    def test_values_with_another_dimension(self) -> None:
+        q, k, v = draw(2, 9, 9, 8, 3)
+        attention = self.build()
+        if self.cannot(Promise.VALUE_DIM):
+            with pytest.raises(UnsupportedError, match=self.name):
+                attention(q, k, v)
+            return
+        assert attention(q, k, v).shape == (2, HEADS, 9, 3)
+
+    def test_moving_the_module_moves_all_tensors(self) -> None:
+        attention = self.build().to("meta")
+        held = [*attention.parameters(), *attention.buffers()]
+        held += [x for module in attention.modules() for x in vars(module).values() if isinstance(x, Tensor)]
+        assert all(x.is_meta for x in held)
+
+    # torch's tracer warns about its own code (instantiating autograd.Function, reading .grad).
     @pytest.mark.filterwarnings("ignore")
     def test_compiled_agrees(self) -> None:
         torch._dynamo.reset()
@@ -284,20 +323,6 @@ class AttentionSuite:
         torch.testing.assert_close(actual, expected)
         for a, e in zip(backward(actual, inputs), backward(expected, inputs), strict=True):
             torch.testing.assert_close(a, e)
-
-    def test_memory_is_linear_in_length(self) -> None:
-        if self.cannot(Promise.LINEAR_MEMORY):
-            pytest.skip(type(self.build()).cannot[Promise.LINEAR_MEMORY])
-        sizes = [self.largest_storage(length) for length in (2048, 4096)]
-        assert sizes[1] <= 2.2 * sizes[0]
-
-    def largest_storage(self, length: int) -> int:
-        attention = self.build(max_length=length).float()
-        inputs = tuple(torch.randn(1, HEADS, length, 8, requires_grad=True) for _ in range(3))
-        mask = torch.ones(1, length, dtype=torch.bool)
-        with LargestStorage() as largest:
-            attention(*inputs, key_mask=mask).sum().backward()
-        return largest.bytes
 
     def test_dropout_or_refused(self) -> None:
         if self.cannot(Promise.DROPOUT):
@@ -314,15 +339,6 @@ class AttentionSuite:
         assert not torch.allclose(layer(x, x, x, need_weights=False)[0], first)
         layer.eval()
         assert torch.equal(layer(x, x, x, need_weights=False)[0], layer(x, x, x, need_weights=False)[0])
-
-    def test_weights_are_what_multiplies_the_values(self) -> None:
-        if self.options.get("kernel") == "softmax":
-            pytest.skip("its output is cut to the range of the values, which is not linear in them")
-        attention = self.build()
-        q, k, v = draw(2, 20, 20, 8, 8)
-        identity = torch.eye(20, dtype=torch.float64).expand(2, HEADS, -1, -1)
-        both = attention(q, k, torch.cat([v, identity], -1))
-        torch.testing.assert_close(both[..., 8:] @ v, attention(q, k, v))
 
     def test_any_length_or_refused(self) -> None:
         inputs = draw(1, self.max_length + 1, self.max_length + 1, 8, 8)
@@ -341,16 +357,3 @@ class AttentionSuite:
     def test_wrong_heads_are_refused(self) -> None:
         with pytest.raises(ValueError, match=f"{HEADS} heads of 8"):
             self.build()(*draw(1, 4, 4, 5, 5))
-
-    @given(data=st.data())
-    def test_any_shape_mask_and_magnitude(self, data: st.DataObject) -> None:
-        batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 50))
-        std = data.draw(st.sampled_from([1e-3, 1.0, 10.0, 100.0]))
-        bits = data.draw(st.lists(st.booleans(), min_size=batch * length, max_size=batch * length))
-        mask = torch.tensor(bits).view(batch, length)
-        inputs = draw(batch, length, length, 8, 8, torch.float32, std)
-        out = self.build().float()(*inputs, key_mask=mask)
-        assert out.shape == inputs[0].shape
-        assert out.isfinite().all()
-        assert (out[~mask.any(-1)] == 0).all()
-        assert all(g.isfinite().all() for g in backward(out, inputs))

@@ -1,4 +1,4 @@
-"""BigBird keeps the promises, and is dense attention under the mask it claims."""
+"""BigBird: the suite, and agreement with dense attention under its block mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from skyformer.attention.bigbird import BigBirdAttention, bigbird_attention, bigbird_block_mask
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.functional import softmax_attention
-from tests.attention.suite import AttentionSuite
+from tests.attention.suite import AttentionSuite, OptionSuite
+from tests.helpers import assert_same_with_gradients
 
 HEADS = 3
 
@@ -21,7 +22,7 @@ class TestBigBird(AttentionSuite):
     options: ClassVar = {"block_size": 3, "num_random_blocks": 2}
 
 
-class TestBigBirdAtItsDefaults(AttentionSuite):
+class TestBigBirdAtItsDefaults(OptionSuite):
     name = "bigbird"
 
 
@@ -35,7 +36,7 @@ def draw(length: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def token_mask(tokens: Tensor, block_size: int, num_random_blocks: int, generator: torch.Generator) -> Tensor:
-    """The claimed mask of one example with valid tokens (n,), spelt out for every pair: (H, n, n)."""
+    """The mask of one example with valid tokens (n,) as a full matrix: (H, n, n)."""
     count = int(tokens.sum())
     mask = torch.zeros(HEADS, len(tokens), len(tokens), dtype=torch.bool)
     if count:
@@ -61,21 +62,15 @@ def test_is_dense_attention_under_its_mask(length: int, block_size: int, num_ran
     inputs = draw(length)
     tokens = torch.rand(2, length) > 0.4 if masked else torch.ones(2, length, dtype=torch.bool)
     mask = torch.stack([token_mask(t, block_size, num_random, seeded()) for t in tokens])
-    expected = dense_attention(*inputs, mask)
-    actual = bigbird_attention(
-        *inputs,
-        key_mask=tokens if masked else None,
-        block_size=block_size,
-        num_random_blocks=num_random,
-        generator=seeded(),
-    )
     valid = tokens[:, None, :, None]
-    torch.testing.assert_close(actual * valid, expected * valid)
-    grad = torch.randn_like(actual) * valid
-    for a, e in zip(
-        torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
-    ):
-        torch.testing.assert_close(a, e)
+    options = {"block_size": block_size, "num_random_blocks": num_random, "key_mask": tokens if masked else None}
+    assert_same_with_gradients(
+        lambda *x: bigbird_attention(*x, **options, generator=seeded()) * valid,
+        lambda *x: dense_attention(*x, mask) * valid,
+        inputs,
+        rtol=1e-7,
+        atol=1e-7,
+    )
 
 
 def test_a_query_may_be_valid_where_its_key_is_not() -> None:
@@ -120,7 +115,7 @@ def test_random_blocks_are_spread_evenly() -> None:
     assert (chosen[free] - 3 / len(free)).abs().max() < 0.06
 
 
-def test_heads_and_seeds_have_patterns_of_their_own() -> None:
+def test_the_pattern_depends_on_head_and_seed() -> None:
     mask = bigbird_block_mask(20, 2, generator=seeded(0))
     assert not torch.equal(mask[0], mask[1])
     assert not torch.equal(mask, bigbird_block_mask(20, 2, generator=seeded(1)))
@@ -159,7 +154,7 @@ def test_bad_arguments_are_named() -> None:
 
 
 def test_agrees_with_transformers() -> None:
-    """Its block-sparse attention, given our random blocks and projections that do nothing."""
+    """The block-sparse attention of transformers, with the same random blocks."""
     modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
     num_blocks, size, head_dim = 16, 4, 8
     config = modeling.BigBirdConfig(

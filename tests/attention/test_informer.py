@@ -1,4 +1,4 @@
-"""Informer: softmax when u = L, its definition when all keys are sampled, and a sample that padding does not move."""
+"""Informer: softmax attention when u = L, its definition when all keys are sampled, and the sampled keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from skyformer import build_attention, softmax_attention
 from skyformer.attention.informer import _Quota, informer_attention, sample_keys
-from skyformer.errors import InputError, UnsupportedError
-from tests.attention.suite import AttentionSuite, LargestStorage
+from skyformer.errors import InputError
+from tests.attention.suite import AttentionSuite, LargestStorage, OptionSuite
 
 
 class TestInformer(AttentionSuite):
@@ -19,7 +19,7 @@ class TestInformer(AttentionSuite):
     options = {"num_features": 12}
 
 
-class TestInformerByFactor(AttentionSuite):
+class TestInformerByFactor(OptionSuite):
     name = "informer"
     options = {"factor": 2.5}
 
@@ -134,5 +134,3 @@ def test_bad_options_are_named() -> None:
         build_attention("informer", 2, 4, num_samples=0)
     with pytest.raises(InputError, match="factor"):
         informer_attention(q, q, q, factor=-1.0)
-    with pytest.raises(UnsupportedError, match="whole sequence"):
-        build_attention("informer", 2, 4)(q, q, q, is_causal=True)

@@ -1,4 +1,4 @@
-"""Nystromformer: against its definition, the reference outputs, softmax when d = n, and transformers' own."""
+"""Nystromformer: agreement with its definition, reference outputs, transformers, and softmax attention when d = n."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyformer import build_attention, softmax_attention
 from skyformer.attention import Attention, nystromformer
 from skyformer.attention.nystromformer import convolve_tokens, iterative_pinv, nystromformer_attention
 from skyformer.errors import InputError, ShapeError, UnsupportedError
-from tests.attention.suite import AttentionSuite, relative_error
+from tests.attention.suite import AttentionSuite, OptionSuite, relative_error
 from tests.helpers import authors_outputs, reference_error
 
 
@@ -23,7 +23,7 @@ class TestNystromformer(AttentionSuite):
     options = {"num_landmarks": 12}
 
 
-class TestNystromformerWithConvolution(AttentionSuite):
+class TestNystromformerWithConvolution(OptionSuite):
     name = "nystromformer"
     options = {"num_landmarks": 12, "conv_kernel_size": 5}
 
@@ -50,7 +50,7 @@ def dense_nystromformer(q: Tensor, k: Tensor, v: Tensor, num_landmarks: int, num
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         return torch.softmax((x / root) @ (y / root).T, -1)
 
-    # tensor_split puts the longer runs first, where they are spread out over the sequence here; so equal runs only.
+    # Only equal runs: tensor_split puts the longer ones first, the attention spreads them over the sequence.
     assert len(q) % min(num_landmarks, len(q)) == 0
     assert len(k) % min(num_landmarks, len(k)) == 0
     A = kernel(means(q), means(k))
@@ -134,8 +134,8 @@ def test_pinv_scales_each_matrix_by_itself() -> None:
     torch.testing.assert_close(iterative_pinv(A, 3)[:1], alone, atol=1e-13, rtol=1e-13)
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 65, 200])
-@pytest.mark.parametrize("taps", [1, 5, 33, 101])
+@pytest.mark.parametrize("length", [1, 64, 200])
+@pytest.mark.parametrize("taps", [1, 5, 101])
 def test_convolution_agrees_with_conv2d(length: int, taps: int) -> None:
     x, weights = random(2, 3, length, 4, seed=1), random(3, taps, seed=2)
     expected = F.conv2d(x, weights[:, None, :, None], padding=(taps // 2, 0), groups=3)

@@ -1,4 +1,4 @@
-"""Performer keeps the promises, is unbiased for the softmax kernel, and converges to softmax attention."""
+"""Performer: the suite, unbiased features, convergence to softmax attention, and redrawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from skyformer.attention.performer import PerformerAttention, draw_projection, p
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.ops.noise import draw_seed
-from tests.attention.suite import AttentionSuite, relative_error
+from tests.attention.suite import AttentionSuite, OptionSuite, relative_error
+from tests.helpers import assert_same_with_gradients
 
 
 class TestPerformer(AttentionSuite):
@@ -23,7 +24,7 @@ class TestPerformer(AttentionSuite):
     options: ClassVar = {"num_features": 24}
 
 
-class TestPerformerRelu(AttentionSuite):
+class TestPerformerRelu(OptionSuite):
     name = "performer"
     options: ClassVar = {"num_features": 24, "feature_map": "relu"}
 
@@ -34,7 +35,7 @@ def draw(length: int = 40, size: int = 40, head_dim: int = 8, value_dim: int = 5
 
 
 def positive_features(x: Tensor, projection: Tensor, scale: float) -> Tensor:
-    """phi(x) as it is written on paper: (..., m)."""
+    """phi(x) by its definition: (..., m)."""
     x = x * scale**0.5
     return (x @ projection.T.double() - x.square().sum(-1, keepdim=True) / 2).exp() / projection.shape[0] ** 0.5
 
@@ -71,16 +72,14 @@ def test_agrees_with_dense(length: int, size: int, is_causal: bool, relu: bool) 
     mask = torch.rand(2, size) > 0.3
     projection = draw_projection(16, 8, 1)
     feature_map = "relu" if relu else "softmax"
-    actual = performer_attention(
-        *inputs, key_mask=mask, is_causal=is_causal, projection=projection, feature_map=feature_map
+    options = {"key_mask": mask, "is_causal": is_causal, "projection": projection, "feature_map": feature_map}
+    assert_same_with_gradients(
+        lambda *x: performer_attention(*x, **options),
+        lambda *x: dense_performer(*x, projection, mask, is_causal, relu),
+        inputs,
+        rtol=1e-7,
+        atol=1e-7,
     )
-    expected = dense_performer(*inputs, projection, mask, is_causal, relu)
-    torch.testing.assert_close(actual, expected)
-    grad = torch.randn_like(actual)
-    for a, e in zip(
-        torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
-    ):
-        torch.testing.assert_close(a, e)
 
 
 def test_features_are_unbiased_for_the_softmax_kernel() -> None:
@@ -202,7 +201,7 @@ def test_calls_before_a_redraw_are_repeated_with_their_own_features(use_reentran
         torch.testing.assert_close(a, e)
 
 
-def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_stored_calls_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performer, "REMEMBERED", 4)
     attention = PerformerAttention(3, 8, num_features=16, redraw_interval=3)
     for _ in range(20):
@@ -233,12 +232,7 @@ def test_projection_travels_with_the_state() -> None:
     assert torch.equal(source(*inputs), target(*inputs))
 
 
-def test_the_seed_decides_the_projection() -> None:
-    same = [PerformerAttention(3, 8, seed=4).projection for _ in range(2)]
-    assert torch.equal(*same)
-
-
-def test_long_causal_sequences_keep_no_state_per_token() -> None:
+def test_long_causal_sequences_agree_with_dense() -> None:
     q, k, v = (torch.randn(1, 1, 2048, 16) for _ in range(3))
     out = performer_attention(q, k, v, is_causal=True, generator=torch.Generator().manual_seed(0))
     projection = draw_projection(128, 16, draw_seed(torch.Generator().manual_seed(0)))
@@ -247,7 +241,7 @@ def test_long_causal_sequences_keep_no_state_per_token() -> None:
 
 
 @pytest.mark.parametrize("std", [1, 10])
-def test_causal_rows_do_not_see_what_follows_at_large_norms(std: float) -> None:
+def test_causal_rows_do_not_depend_on_later_keys_of_large_norm(std: float) -> None:
     q, k, v = (torch.randn(2, 2, 64, 16) for _ in range(3))
     q, k = std * q, std * k
     projection = draw_projection(128, 16, 0)
@@ -261,7 +255,7 @@ def test_causal_rows_do_not_see_what_follows_at_large_norms(std: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_counting_calls_does_not_compile_anew() -> None:
+def test_counting_calls_does_not_compile_again() -> None:
     torch._dynamo.reset()
     graphs: list[torch.fx.GraphModule] = []
 

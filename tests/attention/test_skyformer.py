@@ -1,38 +1,55 @@
-"""Skyformer keeps the promises, with every sampler, with both solvers and on the softmax kernel."""
+"""Softmax, Kernelized Attention and Skyformer, with every sampler, both solvers and other kernels."""
 
-from tests.attention.suite import AttentionSuite
+from typing import ClassVar
+
+from tests.attention.suite import AttentionSuite, OptionSuite
+
+SMALL = {"num_landmarks": 12, "gamma": 0.1}
+
+
+class TestSoftmax(AttentionSuite):
+    name = "softmax"
+
+
+class TestKernelized(AttentionSuite):
+    name = "kernelized"
+
+
+class TestKernelizedMatern(OptionSuite):
+    name = "kernelized"
+    options: ClassVar = {"kernel": "matern"}
 
 
 class TestSkyformer(AttentionSuite):
     name = "skyformer"
-    options = {"num_landmarks": 12, "gamma": 0.1}
-
-
-class TestSkyformerUniform(AttentionSuite):
-    name = "skyformer"
-    options = {"num_landmarks": 12, "landmarks": "uniform", "gamma": 0.1}
-
-
-class TestSkyformerProbe(AttentionSuite):
-    name = "skyformer"
-    options = {"num_landmarks": 12, "landmarks": "probe", "gamma": 0.1}
-
-
-class TestSkyformerLeverage(AttentionSuite):
-    name = "skyformer"
-    options = {"num_landmarks": 12, "landmarks": "leverage", "gamma": 0.1}
-
-
-class TestSkyformerSegmentMeans(AttentionSuite):
-    name = "skyformer"
-    options = {"num_landmarks": 12, "landmarks": "segment_means", "gamma": 0.1}
-
-
-class TestSkyformerSchulz(AttentionSuite):
-    name = "skyformer"
-    options = {"num_landmarks": 12, "solver": "schulz", "gamma": 0.1}
+    options: ClassVar = SMALL
 
 
 class TestSkyformerOfSoftmax(AttentionSuite):
     name = "skyformer"
-    options = {"num_landmarks": 12, "kernel": "softmax", "gamma": 0.1}
+    options: ClassVar = {**SMALL, "kernel": "softmax"}
+
+
+class TestSkyformerUniform(OptionSuite):
+    name = "skyformer"
+    options: ClassVar = {**SMALL, "landmarks": "uniform"}
+
+
+class TestSkyformerProbe(OptionSuite):
+    name = "skyformer"
+    options: ClassVar = {**SMALL, "landmarks": "probe"}
+
+
+class TestSkyformerLeverage(OptionSuite):
+    name = "skyformer"
+    options: ClassVar = {**SMALL, "landmarks": "leverage"}
+
+
+class TestSkyformerSegmentMeans(OptionSuite):
+    name = "skyformer"
+    options: ClassVar = {**SMALL, "landmarks": "segment_means"}
+
+
+class TestSkyformerSchulz(OptionSuite):
+    name = "skyformer"
+    options: ClassVar = {**SMALL, "solver": "schulz"}
