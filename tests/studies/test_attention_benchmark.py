@@ -149,11 +149,9 @@ def fake_results(**times: float) -> dict[Any, Any]:
     """The results of a machine on which every attention takes a second, but for `times`."""
     results = {}
     for cell in TargetsBenchmark(targets.Options()).cells():
-        seconds = tuple((times.get(name.replace(" ", "_"), 1.0),) * cell.repeats for name in cell.contenders) or (
-            (0.1,),
-        )
-        results[cell] = targets.Result(seconds, added_bytes=400, input_bytes=100)
-    results[targets.MILLION] = targets.Result(((20.0,),), 10**9, 10**9)
+        seconds = {name: [times.get(name.replace(" ", "_"), 1.0)] for name in cell.contenders}
+        results[cell] = targets._result(seconds or {"import": [0.1]}, added_bytes=400, input_bytes=100)
+    results[targets.MILLION] = targets._result({"skyformer": [20.0]}, 10**9, 10**9)
     return results
 
 
@@ -175,7 +173,7 @@ def test_targets_of_a_partial_record_and_of_missing_packages() -> None:
         ("import skyformer after import torch", "0.1 s")
     ]
     alone = replace(targets.peers_cell(), contenders=("skyformer", "skyformer layer"))
-    judged = TargetsBenchmark.targets({alone: targets.Result(((1.0,), (1.0,)))})
+    judged = TargetsBenchmark.targets({alone: targets._result({"skyformer": [1.0], "skyformer layer": [1.0]})})
     assert len(judged) == len(targets.FAST_PEERS)
     assert all(target.measured == "not installed" and not target.passed for target in judged)
 
@@ -184,8 +182,8 @@ def test_import_time_and_small_cells_are_measured(tmp_path: Path, monkeypatch: p
     cells = [targets.Cell("time", 64, 1, ("sdpa", "skyformer"), 2), targets.Cell("import", repeats=1)]
     monkeypatch.setattr(TargetsBenchmark, "cells", lambda self: cells)
     times, imports = run_study(TargetsBenchmark(targets.Options()), tmp_path).results().values()
-    assert [len(taken) for taken in times.seconds] == [2, 2]
-    assert 0 < imports.seconds[0][0] < math.inf
+    assert [len(row.seconds[0]) for row in times.rows] == [2, 2]
+    assert 0 < imports.rows[0].fastest() < math.inf
 
 
 @pytest.mark.slow

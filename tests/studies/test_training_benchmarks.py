@@ -10,7 +10,7 @@ import pytest
 from skyformer.errors import SkyformerError, TrainingError
 from skyformer.studies import run_study
 from skyformer.studies.benchmarks import data, huggingface, interleaved_steps, training, training_step
-from skyformer.studies.benchmarks.timing import StepTimes
+from skyformer.studies.benchmarks.timing import StepTimes, Times
 from skyformer.studies.tasks import run_config, study_data
 from tests.helpers import refused
 
@@ -23,8 +23,8 @@ def test_a_training_step_is_timed_for_every_attention(tmp_path: Path, monkeypatc
     monkeypatch.setattr(training_step, "CHECKED_LENGTH", 48)
     study = training_step.TrainingStep(training_step.Options(length=64, padded=True, repeats=2))
     (result,) = run_study(study, tmp_path).results().values()
-    assert [each.attention for each in result.times] == list(training_step.ATTENTIONS)
-    assert all(len(each.seconds[0]) == 2 for each in result.times)
+    assert [each.attention for each in result.rows] == list(training_step.ATTENTIONS)
+    assert all(len(each.seconds[0]) == 2 for each in result.rows)
     assert training_step.TrainingStep.targets(run_study(study, tmp_path).results()) == [], "64 tokens are no target"
 
 
@@ -37,10 +37,9 @@ def test_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_training_step_is_compared_with_each_attention() -> None:
     cell = training_step.Cell(training_step.TARGET_LENGTH, False)
-    times = [
-        StepTimes(name, ((seconds,),)) for name, seconds in (("skyformer", 1.0), ("linformer", 0.9), ("softmax", 4.0))
-    ]
-    targets = training_step.TrainingStep.targets({cell: training_step.Result(tuple(times))})
+    seconds = {"skyformer": 1.0, "linformer": 0.9, "softmax": 4.0}
+    times = [StepTimes(name, ((each,),)) for name, each in seconds.items()]
+    targets = training_step.TrainingStep.targets({cell: Times(tuple(times))})
     assert missed(targets) == ["n=4,096: time of skyformer / linformer"]
 
 
@@ -48,9 +47,8 @@ def test_a_training_step_is_compared_with_each_attention() -> None:
 def tiny_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> interleaved_steps.InterleavedSteps:
     monkeypatch.setattr(interleaved_steps, "ATTENTIONS", ("skyformer", "linformer"))
     monkeypatch.setattr(
-        interleaved_steps.InterleavedSteps,
-        "_config",
-        lambda self, task, name: run_config(task, "paper", name, 0, 100, task_max_length=64),
+        "skyformer.studies.tasks.run_config",
+        lambda task, preset, name, seed, limit: run_config(task, preset, name, seed, 100, task_max_length=64),
     )
     return interleaved_steps.InterleavedSteps(
         interleaved_steps.Options(tasks=("listops",), repeats=2, data_dir=str(tmp_path / "data"))
@@ -61,8 +59,8 @@ def test_interleaved_steps_time_every_attention(tiny_steps: interleaved_steps.In
     results = run_study(tiny_steps, tmp_path).results()
     assert [(cell.task, cell.batches) for cell in results] == [("listops", "padded"), ("listops", "similar lengths")]
     for result in results.values():
-        assert [each.attention for each in result.times] == ["skyformer", "linformer"]
-        assert all(len(repeats) == 2 for each in result.times for repeats in each.seconds)
+        assert [each.attention for each in result.rows] == ["skyformer", "linformer"]
+        assert all(len(repeats) == 2 for each in result.rows for repeats in each.seconds)
     assert len(tiny_steps.targets(results)) == 2
 
 

@@ -43,7 +43,6 @@ class Result:
 class Squares(Study[Options, Cell, Result]):
     name = "squares"
     title = "Squares (Table 0)"
-    options_type, cell_type, result_type = Options, Cell, Result
     fails_at: ClassVar[Cell | None] = None
     breaks_at: ClassVar[int] = 9
     measured: ClassVar[list[Cell]] = []

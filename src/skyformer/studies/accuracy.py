@@ -117,7 +117,6 @@ class Result:
 class Accuracy(Study[Options, Cell, Result]):
     name = "accuracy"
     title = "Accuracy on Long Range Arena at a reduced budget (Table 1, Figures 2 and 4)"
-    options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -126,7 +126,6 @@ class Result:
 class Approximation(HeadStudy[Options, Cell, Result]):
     name = "approximation"
     title = "Approximation error on real heads (section 4.5, Figure 1)"
-    options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -45,7 +45,7 @@ Fact = str | int | float | None
 
 
 class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
-    """Subclasses name their three types, which are frozen dataclasses, and write the methods."""
+    """Subclasses name their three types in brackets, which are frozen dataclasses, and write the methods."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -57,15 +57,21 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     """Whether it measures time: then cells are never measured in parallel, and the machine is one of the facts."""
     default_threads: ClassVar[int] = 1
 
+    def __init_subclass__(cls) -> None:
+        for base in vars(cls).get("__orig_bases__", ()):
+            named = typing.get_args(base)
+            if len(named) == 3 and not any(isinstance(each, TypeVar) for each in named):
+                cls.options_type, cls.cell_type, cls.result_type = named
+
     def __init__(self, options: OptionsT) -> None:
         for each in option_fields(self.options_type):
             each.check(getattr(options, each.name))
         self.options = options
 
-    @abc.abstractmethod
     def facts(self) -> Mapping[str, Fact]:
         """What all results depend on besides their cells: the model and the text, for example, with their hashes. A
         record with different facts is not continued."""
+        return {}
 
     @abc.abstractmethod
     def cells(self) -> Sequence[CellT]:

@@ -134,7 +134,6 @@ class Result:
 class Dimension(HeadStudy[Options, Cell, Result]):
     name = "dimension"
     title = "Statistical dimension and number of landmarks (Theorem 1)"
-    options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -162,7 +162,6 @@ QUANTITIES: dict[str, Quantity] = {
 class Efficiency(Study[Options, Cell, Result]):
     name = "efficiency"
     title = "Time and memory of a training step (Table 2)"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study = True
 
     def __init__(self, options: Options) -> None:

@@ -229,7 +229,6 @@ def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[st
 class Spectrum(Study[Options, Cell, Result]):
     name = "spectrum"
     title = "Singular values of attention in trained models (appendix, Figure 3)"
-    options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

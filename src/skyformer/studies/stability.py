@@ -141,7 +141,6 @@ class Result:
 class Stability(Study[Options, Cell, Result]):
     name = "stability"
     title = "Instability of training steps (appendix, Table 3)"
-    options_type, cell_type, result_type = Options, Cell, Result
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

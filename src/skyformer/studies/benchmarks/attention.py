@@ -86,7 +86,6 @@ class Result:
 class AttentionBenchmark(Study[Options, Shape, Result]):
     name = "attention"
     title = "Time, memory and error of attention as the sequence grows"
-    options_type, cell_type, result_type = Options, Shape, Result
     is_timing_study, default_threads = True, 2
 
     def facts(self) -> Mapping[str, Fact]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyformer.processes import peak_bytes, run_in_fresh_process
 from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.base import Study, option
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_least, at_most, close_to
@@ -66,11 +66,7 @@ Results = Mapping[Cell, Result]
 class DataBenchmark(Study[Options, Cell, Result]):
     name = "data"
     title = "Preparing and loading Long Range Arena"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
-
-    def facts(self) -> Mapping[str, Fact]:
-        return {}
 
     def cells(self) -> Sequence[Cell]:
         cells = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from skyformer.errors import SkyformerError
 from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.base import Study, option
 from skyformer.studies.benchmarks.timing import interleave, rounded
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_most
@@ -43,6 +43,7 @@ class Options:
 class Cell:
     length: int
     layers: int
+    repeats: int
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,10 @@ class Result:
 class HuggingFaceBenchmark(Study[Options, Cell, Result]):
     name = "huggingface"
     title = "Attention inside a BERT-shaped encoder of transformers: forward pass, batch 1, float32"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
 
-    def facts(self) -> Mapping[str, Fact]:
-        return {"repeats": self.options.repeats}
-
     def cells(self) -> Sequence[Cell]:
-        return [Cell(self.options.length, self.options.layers)]
+        return [Cell(self.options.length, self.options.layers, self.options.repeats)]
 
     @torch.no_grad()
     def measure(self, cell: Cell) -> Result:
@@ -84,7 +81,7 @@ class HuggingFaceBenchmark(Study[Options, Cell, Result]):
         for meter in meters.values():
             meter.time_pass(warm_up, tokens)
         runs = {name: (lambda meter=meter: meter.time_pass(model, tokens)) for name, meter in meters.items()}
-        times = interleave(runs, self.options.repeats)
+        times = interleave(runs, cell.repeats)
         parts = {name: [rounded(list(part)) for part in zip(*pairs, strict=True)] for name, pairs in times.items()}
         return Result(tuple(Row(name, inside, whole) for name, (inside, whole) in parts.items()))
 

@@ -19,8 +19,8 @@ from skyformer.lra.tasks import TASKS
 from skyformer.processes import release_free_memory
 from skyformer.report.paper import TASK_TITLES
 from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, check_names, option
-from skyformer.studies.benchmarks.timing import StepTimes, interleave, rounded, seconds_of
+from skyformer.studies.base import Study, check_names, option
+from skyformer.studies.benchmarks.timing import StepTimes, Times, interleave, rounded, seconds_of
 from skyformer.studies.efficiency import FASTER_BY, choose_batches, kinds_of
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_most
@@ -28,7 +28,6 @@ from skyformer.studies.targets import Target, at_most
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
     from skyformer.training.building import Trainee
-    from skyformer.training.config import RunConfig
 
 SEED = 0
 OURS = "skyformer"
@@ -48,37 +47,34 @@ class Options:
 class Cell:
     task: str
     batches: str
-
-
-@dataclass(frozen=True)
-class Result:
-    times: tuple[StepTimes, ...]
+    limit: int | None
+    repeats: int
 
 
 @register_benchmark
-class InterleavedSteps(Study[Options, Cell, Result]):
+class InterleavedSteps(Study[Options, Cell, Times]):
     name = "interleaved-steps"
     title = "Training steps on Long Range Arena, interleaved in one process"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         check_names("task", options.tasks, TASKS)
 
-    def facts(self) -> Mapping[str, Fact]:
-        limits = {"pathfinder limit": self.options.pathfinder_limit, "listops limit": self.options.listops_limit}
-        return {"repeats": self.options.repeats, "seed": SEED, **limits}
-
     def cells(self) -> Sequence[Cell]:
-        return [Cell(task, kind) for task in self.options.tasks for kind in kinds_of(task)]
+        limits = {"pathfinder": self.options.pathfinder_limit, "listops": self.options.listops_limit}
+        return [
+            Cell(task, kind, limits.get(task), self.options.repeats)
+            for task in self.options.tasks
+            for kind in kinds_of(task)
+        ]
 
-    def measure(self, cell: Cell) -> Result:
+    def measure(self, cell: Cell) -> Times:
         """Time every attention on every batch; the first batch is for the warm-up."""
-        from skyformer.studies.tasks import study_data
+        from skyformer.studies.tasks import run_config, study_data
         from skyformer.training.building import Trainee
 
-        configs = {name: self._config(cell.task, name) for name in ATTENTIONS}
+        configs = {name: run_config(cell.task, "paper", name, SEED, cell.limit) for name in ATTENTIONS}
         data = study_data(configs[OURS], self.options.data_dir)
         warm_up, *batches = choose_batches(data, configs[OURS], cell.batches)
         trainees = {name: Trainee(config) for name, config in configs.items()}
@@ -87,34 +83,27 @@ class InterleavedSteps(Study[Options, Cell, Result]):
         seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in trainees}
         for number_of_batch, batch in enumerate(batches):
             runs = {name: _timed_step(name, trainee, batch) for name, trainee in trainees.items()}
-            times = interleave(runs, self.options.repeats, before=release_free_memory, seed=number_of_batch)
+            times = interleave(runs, cell.repeats, before=release_free_memory, seed=number_of_batch)
             for name, taken in times.items():
                 seconds[name].append(rounded(taken))
-        return Result(tuple(StepTimes(name, tuple(taken)) for name, taken in seconds.items()))
-
-    def _config(self, task: str, attention: str) -> RunConfig:
-        from skyformer.studies.tasks import run_config
-
-        limits = {"pathfinder": self.options.pathfinder_limit, "listops": self.options.listops_limit}
-        return run_config(task, "paper", attention, SEED, limits.get(task))
+        return Times(tuple(StepTimes(name, tuple(taken)) for name, taken in seconds.items()))
 
     @classmethod
-    def targets(cls, results: Mapping[Cell, Result]) -> Sequence[Target]:
+    def targets(cls, results: Mapping[Cell, Times]) -> Sequence[Target]:
         """Skyformer compared with the fastest of the others."""
         found = []
-        for cell, result in results.items():
-            typical = {each.attention: each.typical() for each in result.times}
-            ours = typical.pop(OURS)
-            fastest = min(typical, key=lambda name: typical[name])
+        for cell, times in results.items():
+            others = [row for row in times.rows if row.attention != OURS]
+            fastest = min(others, key=StepTimes.typical).attention
             what = f"{TASK_TITLES[cell.task]}, batches {cell.batches}: time of {OURS} / {fastest}"
-            found.append(at_most(what, ours / typical[fastest], FASTER_BY))
+            found.append(at_most(what, times.ratio(OURS, fastest), FASTER_BY))
         return found
 
     @classmethod
-    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+    def tables(cls, results: Mapping[Cell, Times]) -> Sequence[Table]:
         rows = [
-            [TASK_TITLES[cell.task], cell.batches, *(number(each.typical()) for each in result.times)]
-            for cell, result in results.items()
+            [TASK_TITLES[cell.task], cell.batches, *(number(each.typical()) for each in times.rows)]
+            for cell, times in results.items()
         ]
         return [Table("Seconds per training step", ["task", "batches", *ATTENTIONS], rows)]
 

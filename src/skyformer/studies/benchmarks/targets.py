@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, option
+from skyformer.studies.base import Study, option
 from skyformer.studies.benchmarks.attention import measure_fresh, time_interleaved
 from skyformer.studies.benchmarks.contenders import PEERS, Shape, find_contender
 from skyformer.studies.benchmarks.correctness import check_contender
-from skyformer.studies.benchmarks.timing import rounded
+from skyformer.studies.benchmarks.timing import StepTimes, Times, rounded
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_least, at_most
 
@@ -37,10 +36,9 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Result:
-    """seconds: for each contender, those of every repetition. Bytes are those of the last fresh process."""
+class Result(Times):
+    """Times of every contender; the bytes are those of the last fresh process."""
 
-    seconds: tuple[tuple[float, ...], ...]
     added_bytes: int | None = None
     input_bytes: int | None = None
 
@@ -66,11 +64,7 @@ def peers_cell() -> Cell:
 class TargetsBenchmark(Study[Options, Cell, Result]):
     name = "targets"
     title = "The targets for speed, memory and import time: 2 heads of 32, 128 features, float32, forward and backward"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
-
-    def facts(self) -> Mapping[str, Fact]:
-        return {}
 
     def cells(self) -> Sequence[Cell]:
         million = (MILLION,) if self.options.million else ()
@@ -78,16 +72,17 @@ class TargetsBenchmark(Study[Options, Cell, Result]):
 
     def measure(self, cell: Cell) -> Result:
         if cell.quantity == "import":
-            return Result((rounded([_import_seconds() for _ in range(cell.repeats)]),))
+            return _result({"import": [_import_seconds() for _ in range(cell.repeats)]})
         shape = Shape(cell.length, cell.batch)
         contenders = [find_contender(name) for name in cell.contenders]
         for each in contenders:
             check_contender(each, shape)
         if cell.quantity == "time":
             times = time_interleaved(contenders, shape, cell.repeats)
-            return Result(tuple(rounded([step for _, step in times[name]]) for name in cell.contenders))
+            return _result({name: [step for _, step in taken] for name, taken in times.items()})
         fresh = [measure_fresh(cell.contenders[0], shape) for _ in range(cell.repeats)]
-        return Result((rounded([each.seconds for each in fresh]),), fresh[-1].added_bytes, fresh[-1].input_bytes)
+        times_of_steps = {cell.contenders[0]: [each.seconds for each in fresh]}
+        return _result(times_of_steps, fresh[-1].added_bytes, fresh[-1].input_bytes)
 
     @classmethod
     def targets(cls, results: Results) -> Sequence[Target]:
@@ -96,9 +91,10 @@ class TargetsBenchmark(Study[Options, Cell, Result]):
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
         rows = [
-            [f"{cell.length:,}", str(cell.batch), name, number(1e3 * statistics.median(taken)), str(len(taken))]
+            [f"{cell.length:,}", str(cell.batch), row.attention, number(1e3 * row.typical()), str(cell.repeats)]
             for cell, result in results.items()
-            for name, taken in zip(cell.contenders, result.seconds, strict=False)
+            for row in result.rows
+            if cell != IMPORT
         ]
         return [Table("Median times", ["tokens", "batch", "attention", "ms", "repetitions"], rows)]
 
@@ -109,10 +105,9 @@ def _import_seconds() -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def _ratio(results: Results, cell: Cell, one: str, other: str) -> float:
-    """The median time of one contender divided by that of another."""
-    medians = dict(zip(cell.contenders, map(statistics.median, results[cell].seconds), strict=True))
-    return medians[one] / medians[other]
+def _result(times: Mapping[str, list[float]], added_bytes: int | None = None, input_bytes: int | None = None) -> Result:
+    rows = tuple(StepTimes(name, (rounded(seconds),)) for name, seconds in times.items())
+    return Result(rows, added_bytes, input_bytes)
 
 
 def _size(cell: Cell) -> str:
@@ -122,12 +117,12 @@ def _size(cell: Cell) -> str:
 def _time_targets(results: Results) -> Iterator[Target]:
     for cell, speed_up, share in ((LONG, 9, 1.15), (SHORT, 2, 1.3)):
         if cell in results:
-            faster = _ratio(results, cell, "sdpa", "skyformer")
+            faster = results[cell].ratio("sdpa", "skyformer")
             yield at_least(f"{_size(cell)}: speed-up of skyformer over sdpa", faster, speed_up)
-            slower = _ratio(results, cell, "skyformer", "plain linformer")
+            slower = results[cell].ratio("skyformer", "plain linformer")
             yield at_most(f"{_size(cell)}: time of skyformer / plain linformer", slower, share)
     if LONG in results:
-        ratio = _ratio(results, LONG, "kernelized", "sdpa")
+        ratio = results[LONG].ratio("kernelized", "sdpa")
         yield at_most(f"{_size(LONG)}: time of exact kernelized / sdpa", ratio, 1.1)
 
 
@@ -139,7 +134,7 @@ def _peer_targets(results: Results) -> Iterator[Target]:
         ours = "skyformer layer" if peer.layer else "skyformer"
         what = f"{_size(cell)}: speed-up of {ours} over {peer.name}"
         if peer.name in cell.contenders:
-            yield at_least(what, _ratio(results, cell, peer.name, ours), 1)
+            yield at_least(what, results[cell].ratio(peer.name, ours), 1)
         else:
             yield Target(what, "at least 1x", "not installed", False)
 
@@ -155,10 +150,10 @@ def _memory_targets(results: Results) -> Iterator[Target]:
         total = (million.added_bytes + 2 * million.input_bytes) / 1e9
         yield at_most(f"{_size(MILLION)}: memory of skyformer including inputs and gradients", total, 6, " GB")
         if shorter is not None:
-            growth = million.seconds[0][0] / (16 * min(shorter.seconds[0]))
+            growth = million.rows[0].fastest() / (16 * shorter.rows[0].fastest())
             yield at_most(f"{_size(MILLION)}: time of skyformer / (16 x time at 65,536)", growth, 1.25)
 
 
 def _import_target(results: Results) -> Iterator[Target]:
     if IMPORT in results:
-        yield at_most("import skyformer after import torch", min(results[IMPORT].seconds[0]), 0.3, " s")
+        yield at_most("import skyformer after import torch", results[IMPORT].rows[0].fastest(), 0.3, " s")

@@ -30,6 +30,21 @@ class StepTimes:
         return statistics.mean(min(times) for times in self.seconds)
 
 
+@dataclass(frozen=True)
+class Times:
+    """The times of several attentions, measured alternately."""
+
+    rows: tuple[StepTimes, ...]
+
+    def typical(self) -> dict[str, float]:
+        return {row.attention: row.typical() for row in self.rows}
+
+    def ratio(self, one: str, other: str) -> float:
+        """The typical time of one attention divided by that of another."""
+        times = self.typical()
+        return times[one] / times[other]
+
+
 def interleave(
     runs: Mapping[str, Callable[[], T]], repeats: int, before: Callable[[], object] = gc.collect, seed: int = 0
 ) -> dict[str, list[T]]:

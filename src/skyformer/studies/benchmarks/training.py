@@ -66,7 +66,6 @@ class Result:
 class TrainingBenchmark(Study[Options, Cell, Result]):
     name = "training"
     title = "Training steps per second of whole runs"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
 
     def __init__(self, options: Options) -> None:

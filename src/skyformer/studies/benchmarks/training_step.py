@@ -15,8 +15,8 @@ from torch import Tensor
 
 from skyformer.errors import SkyformerError
 from skyformer.report.tables import Table, number
-from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.benchmarks.timing import StepTimes, interleave, rounded, seconds_of
+from skyformer.studies.base import Study, option
+from skyformer.studies.benchmarks.timing import StepTimes, Times, interleave, rounded, seconds_of
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_most
 
@@ -41,27 +41,19 @@ class Options:
 class Cell:
     length: int
     padded: bool
-
-
-@dataclass(frozen=True)
-class Result:
-    times: tuple[StepTimes, ...]
+    repeats: int = 1
 
 
 @register_benchmark
-class TrainingStep(Study[Options, Cell, Result]):
+class TrainingStep(Study[Options, Cell, Times]):
     name = "training-step"
     title = "One training step on random tokens: 2 layers, 64 features, batch 4, float32"
-    options_type, cell_type, result_type = Options, Cell, Result
     is_timing_study, default_threads = True, 2
 
-    def facts(self) -> Mapping[str, Fact]:
-        return {"repeats": self.options.repeats}
-
     def cells(self) -> Sequence[Cell]:
-        return [Cell(self.options.length, self.options.padded)]
+        return [Cell(self.options.length, self.options.padded, self.options.repeats)]
 
-    def measure(self, cell: Cell) -> Result:
+    def measure(self, cell: Cell) -> Times:
         for attention in ATTENTIONS:
             check_gradients(attention, cell.padded)
         steps = {attention: _training_step(attention, cell) for attention in ATTENTIONS}
@@ -69,25 +61,24 @@ class TrainingStep(Study[Options, Cell, Result]):
             step()
             step()
         runs = {name: (lambda step=step: seconds_of(step)) for name, step in steps.items()}
-        times = interleave(runs, self.options.repeats)
-        return Result(tuple(StepTimes(name, (rounded(seconds),)) for name, seconds in times.items()))
+        times = interleave(runs, cell.repeats)
+        return Times(tuple(StepTimes(name, (rounded(seconds),)) for name, seconds in times.items()))
 
     @classmethod
-    def targets(cls, results: Mapping[Cell, Result]) -> Sequence[Target]:
-        found = []
-        for cell, result in results.items():
-            typical = {each.attention: each.typical() for each in result.times}
-            for other, limit in LIMITS.items() if cell.length == TARGET_LENGTH else ():
-                ratio = typical["skyformer"] / typical[other]
-                found.append(at_most(f"{_describe(cell)}: time of skyformer / {other}", ratio, limit))
-        return found
+    def targets(cls, results: Mapping[Cell, Times]) -> Sequence[Target]:
+        return [
+            at_most(f"{_describe(cell)}: time of skyformer / {other}", times.ratio("skyformer", other), limit)
+            for cell, times in results.items()
+            for other, limit in LIMITS.items()
+            if cell.length == TARGET_LENGTH
+        ]
 
     @classmethod
-    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+    def tables(cls, results: Mapping[Cell, Times]) -> Sequence[Table]:
         rows = [
             [_describe(cell), each.attention, number(1e3 * each.typical()), number(1e3 * each.fastest())]
-            for cell, result in results.items()
-            for each in result.times
+            for cell, times in results.items()
+            for each in times.rows
         ]
         return [Table("Milliseconds per training step", ["sequences", "attention", "median", "fastest"], rows)]
 
