@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from skyformer.lra import Batch, load_task, training_loader
 from skyformer.training.building import build_model, mixed_seed, one_cycle
@@ -59,7 +60,7 @@ def test_parts_of_a_step(batch: Batch) -> None:
     assert len(module.parts) == 1
     module.training_step(batch, 5)
     assert [part.ids.tolist() for part in module.parts] == [batch.ids.tolist()] * 2
-    assert int(module.window.examples) == 6 * len(batch)
+    assert int(module.window.sums[2]) == 6 * len(batch)
 
 
 def learning_rates(steps: int, warmup: int) -> list[float]:
@@ -95,16 +96,16 @@ def test_short_and_long_warm_ups(warmup: int, highest: float) -> None:
 
 
 def test_scores_add_up() -> None:
-    scores = Scores()
-    scores.update(torch.tensor(2.0), torch.tensor(1), 2)
-    scores.update(torch.tensor(0.5), torch.tensor(6), 6)
-    saved = scores.gather()
+    scores, trainer = Scores(), Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    scores.add(StepPart(torch.arange(2), torch.tensor(2.0), torch.tensor(1)))
+    scores.add(StepPart(torch.arange(6), torch.tensor(0.5), torch.tensor(6)))
+    saved = scores.gather(trainer)
     assert saved == {"loss": 7.0, "correct": 7, "examples": 8}
-    assert scores.take() == Evaluation(7 / 8, 7 / 8, 8)
-    assert int(scores.examples) == 0
+    assert scores.take(trainer) == Evaluation(7 / 8, 7 / 8, 8)
+    assert not scores.sums.any()
     scores.restore(saved)
-    scores.update(torch.tensor(1.0), torch.tensor(0), 2)
-    assert scores.take() == Evaluation(0.9, 0.7, 10)
+    scores.add(StepPart(torch.arange(2), torch.tensor(1.0), torch.tensor(0)))
+    assert scores.take(trainer) == Evaluation(0.9, 0.7, 10)
 
 
 def test_a_part_counts_what_is_right(batch: Batch) -> None:

@@ -15,7 +15,7 @@ from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
 from skyformer.training.building import build_model
-from skyformer.training.checkpoints import JOURNAL, CheckpointStore, export_model
+from skyformer.training.checkpoints import JOURNAL, CheckpointRecord, CheckpointStore, export_model
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
 from skyformer.training.metrics import MetricRow, MetricsFile
@@ -130,12 +130,12 @@ class RunRecorder(Checkpoint):
         config: RunConfig,
         data: TaskData,
         store: CheckpointStore,
-        metrics: MetricsFile,
         progress: RunProgress,
         signals: StopSignals,
     ) -> None:
         self.run, self.config, self.data, self.store = run, config, data, store
-        self.metrics, self.progress, self.signals = metrics, progress, signals
+        self.progress, self.signals = progress, signals
+        self.metrics = MetricsFile(run.metrics_file)
         self.best: Best | None = None
         self.clock = Clock()
         self._lr = 0.0
@@ -196,7 +196,7 @@ class RunRecorder(Checkpoint):
             "seconds": self.clock.total,
             "training_seconds": self.clock.training,
             "metrics_size": self.metrics.size,
-            "window": pl_module.window.gather(),
+            "window": pl_module.window.gather(trainer),
         }
 
     def on_load_checkpoint(
@@ -215,7 +215,7 @@ class RunRecorder(Checkpoint):
     def record_evaluation(self, trainer: pl.Trainer, step: int, evaluation: Evaluation) -> None:
         """Log an evaluation on the dev set; if it is the best so far, its weights become the run's model."""
         seconds = self.clock.lap(training=False)
-        self._log(trainer, step, Split.DEV, evaluation, seconds)
+        self._log(trainer, MetricRow(step, "dev", evaluation.loss, evaluation.accuracy, None, seconds))
         better = self.best is None or evaluation.accuracy > self.best.evaluation.accuracy
         if better:
             self.best = Best(step, evaluation, self.export(step) if trainer.is_global_zero else "")
@@ -228,6 +228,14 @@ class RunRecorder(Checkpoint):
             f"step {step:,}: dev accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss:.4f}"
             + (", the best so far" if better else "")
         )
+
+    def remove_later_files(self, found: CheckpointRecord | None) -> None:
+        """Remove everything that the run wrote after the checkpoint from which it resumes."""
+        self.store.sweep(found.step if found else None)
+        if found is None:
+            self.metrics.truncate(0)
+        elif found.best_step is not None and found.best_weights != stored_weights_digest(self.run.model_folder):
+            self.export(found.best_step)
 
     def export(self, step: int) -> str:
         """Save the weights of a checkpoint as the run's model; returns their SHA-256 sum."""
@@ -261,25 +269,18 @@ class RunRecorder(Checkpoint):
             self.progress.advance(trainer.global_step, loss, sum(int(part.correct) for part in module.parts) / examples)
 
     def _log_training(self, trainer: pl.Trainer, module: ClassifierModule) -> None:
-        seconds = self.clock.lap(training=True)
-        self._log(trainer, trainer.global_step, Split.TRAIN, module.window.take(), seconds, self._lr)
+        seconds, window = self.clock.lap(training=True), module.window.take(trainer)
+        self._log(trainer, MetricRow(trainer.global_step, "train", window.loss, window.accuracy, self._lr, seconds))
         if trainer.is_global_zero and time.monotonic() - self._state_written > _STATE_SECONDS:
             self._write_state(trainer.global_step)
 
-    def _log(
-        self,
-        trainer: pl.Trainer,
-        step: int,
-        split: Split,
-        evaluation: Evaluation,
-        seconds: float,
-        lr: float | None = None,
-    ) -> None:
+    def _log(self, trainer: pl.Trainer, row: MetricRow) -> None:
         if trainer.is_global_zero:
-            self.metrics.append(MetricRow(step, split.value, evaluation.loss, evaluation.accuracy, lr, seconds))
-        numbers = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, "lr": lr, "seconds": seconds}
+            self.metrics.append(row)
+        numbers = {"loss": row.loss, "accuracy": row.accuracy, "lr": row.lr, "seconds": row.seconds}
+        logged = {f"{row.split}/{name}": value for name, value in numbers.items() if value is not None}
         for logger in trainer.loggers:
-            logger.log_metrics({f"{split}/{name}": value for name, value in numbers.items() if value is not None}, step)
+            logger.log_metrics(logged, row.step)
 
     def _save(self, trainer: pl.Trainer) -> None:
         step = trainer.global_step
@@ -293,13 +294,6 @@ class RunRecorder(Checkpoint):
             self._write_state(step)
 
     def _write_state(self, step: int) -> None:
-        best = self.best
         self._state_written = time.monotonic()
-        self.run.write_state(
-            self.run.stored_state().replace(
-                step=step,
-                best_step=self._best_step,
-                best_accuracy=best and best.evaluation.accuracy,
-                seconds=self.clock.total,
-            )
-        )
+        accuracy = self.best and self.best.evaluation.accuracy
+        self.run.update_state(step=step, best_step=self._best_step, best_accuracy=accuracy, seconds=self.clock.total)

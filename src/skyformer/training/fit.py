@@ -35,7 +35,6 @@ from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData, load_data
-from skyformer.training.metrics import MetricsFile
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
@@ -224,7 +223,7 @@ def _run_to_end(training: _Training) -> RunResult:
     ):
         try:
             if main:
-                _write_start(run)
+                run.update_state(state="running", pid=os.getpid(), host=platform.node(), reason=None)
             return _fit_and_test(training, signals, RunProgress(progress))
         except BaseException as error:
             failure = _as_error(error, training)
@@ -251,16 +250,12 @@ def _as_error(error: BaseException, training: _Training) -> BaseException:
     )
 
 
-def _write_start(run: Run) -> None:
-    run.write_state(run.stored_state().replace(state="running", pid=os.getpid(), host=platform.node(), reason=None))
-
-
 def _write_end(run: Run, error: BaseException) -> None:
     interrupted = isinstance(error, InterruptedRunError | KeyboardInterrupt)
     reason = " ".join(str(error).split()) or type(error).__name__
     # On a full disk this may fail too; a running state without a process is then reported as interrupted.
     with suppress(OSError):
-        run.write_state(run.stored_state().replace(state="interrupted" if interrupted else "failed", reason=reason))
+        run.update_state(state="interrupted" if interrupted else "failed", reason=reason)
 
 
 @contextmanager
@@ -294,10 +289,9 @@ def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgre
     store = CheckpointStore(run.checkpoints, config.digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
     data = TaskData(training.task, config.loop, config.seed)
-    metrics = MetricsFile(run.metrics_file)
-    recorder = RunRecorder(run, config, data, store, metrics, progress, signals)
+    recorder = RunRecorder(run, config, data, store, progress, signals)
     if is_main_process():
-        _remove_later_files(store, metrics, recorder, found)
+        recorder.remove_later_files(found)
     module = ClassifierModule(config, build_model(config))
     trainer = _trainer(
         config,
@@ -323,17 +317,6 @@ def _tensorboard(run: Run, found: CheckpointRecord | None) -> TensorBoardLogger:
     )
 
 
-def _remove_later_files(
-    store: CheckpointStore, metrics: MetricsFile, recorder: RunRecorder, found: CheckpointRecord | None
-) -> None:
-    """Remove everything that the run wrote after the checkpoint from which it resumes."""
-    store.sweep(found.step if found else None)
-    if found is None:
-        metrics.truncate(0)
-    elif found.best_step is not None and found.best_weights != stored_weights_digest(recorder.run.model_folder):
-        recorder.export(found.best_step)
-
-
 def _finish(
     training: _Training, trainer: pl.Trainer, module: ClassifierModule, data: TaskData, recorder: RunRecorder
 ) -> RunResult:
@@ -352,7 +335,7 @@ def _finish(
     if trainer.is_global_zero:
         # The result file is what marks a run as finished; the state only repeats it.
         run.write_result(result)
-        run.write_state(run.stored_state().replace(state="finished", step=result.steps, seconds=result.seconds))
+        run.update_state(state="finished", step=result.steps, seconds=result.seconds)
     return result
 
 

@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torchmetrics import Metric
 
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
@@ -29,53 +28,6 @@ class Evaluation:
     examples: int
 
 
-class Scores(Metric):
-    """Sums of loss, correct predictions and examples, over batches and processes."""
-
-    full_state_update = False
-    loss: Tensor
-    correct: Tensor
-    examples: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("loss", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("correct", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("examples", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, loss: Tensor, correct: Tensor, examples: int) -> None:
-        """Add a batch: its mean loss, its number of correct predictions, and its size."""
-        self.loss += loss * examples
-        self.correct += correct
-        self.examples += examples
-
-    def compute(self) -> tuple[float, int, int]:
-        """The sums over all processes; every process must call this."""
-        return float(self.loss), int(self.correct), int(self.examples)
-
-    def take(self) -> Evaluation:
-        """The means so far; the sums are then reset."""
-        loss, correct, examples = self.compute()
-        self.reset()
-        return Evaluation(loss / max(examples, 1), correct / max(examples, 1), examples)
-
-    def gather(self) -> dict[str, float]:
-        """The sums over all processes; afterwards the first process holds them and the others hold zero."""
-        self.sync(should_sync=torch.distributed.is_available() and torch.distributed.is_initialized())
-        sums = {"loss": float(self.loss), "correct": int(self.correct), "examples": int(self.examples)}
-        if self._is_synced:
-            self.unsync()
-            self.restore(sums if torch.distributed.get_rank() == 0 else dict.fromkeys(sums, 0))
-        return sums
-
-    def restore(self, sums: dict[str, float]) -> None:
-        """Continue from sums that `gather` returned."""
-        self.reset()
-        self.loss += sums["loss"]
-        self.correct += int(sums["correct"])
-        self.examples += int(sums["examples"])
-
-
 @dataclass(frozen=True)
 class StepPart:
     """One backward pass of a step: the ids of its examples, its mean loss, and its number of correct predictions."""
@@ -88,8 +40,38 @@ class StepPart:
     def of(batch: Batch, logits: Tensor, loss: Tensor) -> StepPart:
         return StepPart(batch.ids, loss.detach(), (logits.detach().argmax(-1) == batch.label).sum())
 
-    def add_to(self, scores: Scores) -> None:
-        scores.update(self.loss, self.correct, len(self.ids))
+
+class Scores:
+    """Sums of loss, correct predictions and examples, over batches and processes."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(3)
+
+    def add(self, part: StepPart) -> None:
+        examples = len(part.ids)
+        self.sums += torch.tensor([float(part.loss * examples), int(part.correct), examples])
+
+    def total(self, trainer: pl.Trainer) -> Tensor:
+        """The sums over all processes; every process must call this."""
+        own = self.sums.to(trainer.strategy.root_device, copy=True)
+        total: Tensor = trainer.strategy.reduce(own, reduce_op="sum")
+        return total.cpu()
+
+    def take(self, trainer: pl.Trainer) -> Evaluation:
+        """The means over all processes; the sums are then reset."""
+        loss, correct, examples = self.total(trainer).tolist()
+        self.sums.zero_()
+        return Evaluation(loss / max(examples, 1), correct / max(examples, 1), int(examples))
+
+    def gather(self, trainer: pl.Trainer) -> dict[str, float]:
+        """The sums over all processes; afterwards the first process holds them and the others hold zero."""
+        total = self.total(trainer)
+        self.sums = total if trainer.is_global_zero else torch.zeros(3)
+        return dict(zip(("loss", "correct", "examples"), total.tolist(), strict=True))
+
+    def restore(self, sums: dict[str, float]) -> None:
+        """Continue from sums that `gather` returned."""
+        self.sums = torch.tensor([sums["loss"], sums["correct"], sums["examples"]])
 
 
 class ClassifierModule(pl.LightningModule):
@@ -124,17 +106,16 @@ class ClassifierModule(pl.LightningModule):
         logits = self(batch)
         loss = cross_entropy(logits, batch.label)
         self.parts.append(StepPart.of(batch, logits, loss))
-        self.parts[-1].add_to(self.window)
+        self.window.add(self.parts[-1])
         return loss
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         logits = self(batch)
         if batch_idx < self.batches_to_score:
-            StepPart.of(batch, logits, cross_entropy(logits, batch.label)).add_to(self.scores)
+            self.scores.add(StepPart.of(batch, logits, cross_entropy(logits, batch.label)))
 
     def on_test_epoch_end(self) -> None:
-        # Here the sums are still on the device through which the processes communicate.
-        self.evaluation = self.scores.take()
+        self.evaluation = self.scores.take(self.trainer)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optim = self.config.optim
@@ -180,5 +161,5 @@ def score_during_fit(
 def _open(trainer: pl.Trainer, module: ClassifierModule, data: TaskData, split: Split, batch_size: int | None) -> Any:
     batches = data.evaluation(split, batch_size, rank=trainer.global_rank, world_size=trainer.world_size)
     module.batches_to_score = batches.count
-    module.scores.reset()
+    module.scores = Scores()
     return data.loader(split, batches)

@@ -183,6 +183,10 @@ class Run:
     def write_state(self, state: RunState) -> None:
         write_atomic(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
 
+    def update_state(self, **changes: Any) -> None:
+        """Change some fields of state.json."""
+        self.write_state(self.stored_state().replace(**changes))
+
     def write_result(self, result: RunResult) -> None:
         """Write the result, which marks the run as finished."""
         write_atomic(self.folder / RESULT_FILE, dump_json(result.model_dump(mode="json")))
