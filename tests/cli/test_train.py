@@ -190,22 +190,6 @@ class TestBadInput:
             "evaluate", run.name, "--data-dir", "d"
         )
 
-    def test_a_run_of_a_newer_version(self, skyformer: CommandLine, runs_dir: Path) -> None:
-        run = create_run(small_config(), runs_dir)
-        (run.folder / "state.json").write_text('{"format": 7}')
-        for words in (["train", "--resume"], ["evaluate"]):
-            assert "upgrade skyformer" in skyformer.refused(*words, run.name)
-
-    def test_a_folder_from_elsewhere(self, skyformer: CommandLine, tmp_path: Path) -> None:
-        for words in (["train", "--resume"], ["evaluate"]):
-            assert "is not a run" in skyformer.refused(*words, tmp_path)
-
-    def test_a_model_from_elsewhere(self, skyformer: CommandLine, runs_dir: Path) -> None:
-        run, other = (finished_run(runs_dir, small_config("text", f"model.dim={dim}")) for dim in (4, 8))
-        for file in other.model_folder.iterdir():
-            (run.model_folder / file.name).write_bytes(file.read_bytes())
-        assert "is not the model of this run: dim do not match" in skyformer.refused("predict", run.name, "good")
-
     def test_a_text_longer_than_the_model(self, skyformer: CommandLine, runs_dir: Path) -> None:
         run = finished_run(runs_dir)
         error = skyformer.refused("predict", run.name, "x" * 4001)

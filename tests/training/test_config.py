@@ -1,7 +1,8 @@
-"""RunConfig: what it takes, what it refuses and how it says so, and what its name depends on."""
+"""RunConfig: valid and invalid settings, its YAML form, and the name of its run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -104,94 +105,74 @@ class TestName:
         assert other.departures(config) == ["optim.lr=0.5"]
 
 
-class TestRefused:
-    """A bad value names its setting as a user writes it."""
-
-    def test_out_of_range(self) -> None:
-        with refused(InputError, "optim.lr must be greater than 0", "got -1"):
-            OptimConfig(lr=-1, warmup_steps=1)
-
-    def test_not_a_number(self) -> None:
-        with refused(InputError, "optim.lr must be a finite number"):
-            OptimConfig(lr=float("nan"), warmup_steps=1)
-
-    def test_of_another_type(self) -> None:
-        with refused(InputError, "loop.steps must be a valid integer", "'many'"):
-            LoopConfig(steps="many", batch_size=1, eval_every=1, checkpoint_every=1, log_every=1)
-
-    def test_missing(self) -> None:
-        with refused(InputError, "optim.lr is required", "optim.warmup_steps is required"):
-            OptimConfig()
-
-    def test_one_of_two_types(self) -> None:
-        with refused(InputError, "hardware.devices must be 'auto' or be a valid integer; got 'two'"):
-            HardwareConfig(devices="two")
-
-    def test_inside_a_pair(self) -> None:
-        with refused(InputError, "optim.betas.1 must be less than 1; got 2"):
-            OptimConfig(lr=1, warmup_steps=1, betas=[0.5, 2])
-
-    def test_unknown_precision(self) -> None:
-        with refused(InputError, "hardware.precision", "bf16-mixed", "got '8'"):
-            HardwareConfig(precision="8")
-
-    def test_unknown_setting(self) -> None:
-        with refused(UnknownNameError, "unknown setting 'optim.warmup'", "Did you mean 'optim.warmup_steps'?"):
-            OptimConfig(lr=1, warmup=1)
-
-    def test_unknown_task(self) -> None:
-        with refused(UnknownNameError, "unknown task 'txet'", "Did you mean 'text'?"):
-            TaskConfig(name="txet")
-
-    def test_level_without_pathfinder(self) -> None:
-        with refused(InputError, "only pathfinder has levels"):
-            TaskConfig(name="text", level="easy")
-
-    def test_longer_than_the_task(self) -> None:
-        with refused(InputError, "task.max_length must be at most 4000 for text; got 4001"):
-            TaskConfig(name="text", max_length=4001)
-
-    def test_a_smaller_drawing(self) -> None:
-        with refused(InputError, "max_length must be at least 1024 for pathfinder", "thin lines", "got 100"):
-            TaskConfig(name="pathfinder", max_length=100)
-
-    def test_all_warm_up(self) -> None:
-        with refused(InputError, "optim.warmup_steps must be below loop.steps; got 10 and 10", "optim.warmup_steps=1"):
-            small_config("text", "optim.warmup_steps=10")
-
-    def test_heads_that_do_not_divide(self) -> None:
-        with refused(InputError, "dim must be a multiple of num_heads; got 8 and 3"):
-            small_config("text", "model.num_heads=3")
+LOOP = {"batch_size": 1, "eval_every": 1, "checkpoint_every": 1, "log_every": 1}
+REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "out of range": (lambda: OptimConfig(lr=-1, warmup_steps=1), ["optim.lr must be greater than 0", "got -1"]),
+    "not a number": (lambda: OptimConfig(lr=float("nan"), warmup_steps=1), ["optim.lr must be a finite number"]),
+    "another type": (lambda: LoopConfig(steps="many", **LOOP), ["loop.steps must be a valid integer", "'many'"]),
+    "missing": (lambda: OptimConfig(), ["optim.lr is required", "optim.warmup_steps is required"]),
+    "one of two types": (
+        lambda: HardwareConfig(devices="two"),
+        ["hardware.devices must be 'auto' or be a valid integer; got 'two'"],
+    ),
+    "inside a pair": (
+        lambda: OptimConfig(lr=1, warmup_steps=1, betas=[0.5, 2]),
+        ["optim.betas.1 must be less than 1; got 2"],
+    ),
+    "unknown precision": (lambda: HardwareConfig(precision="8"), ["hardware.precision", "bf16-mixed", "got '8'"]),
+    "level without Pathfinder": (lambda: TaskConfig(name="text", level="easy"), ["only pathfinder has levels"]),
+    "longer than the task": (
+        lambda: TaskConfig(name="text", max_length=4001),
+        ["task.max_length must be at most 4000 for text; got 4001"],
+    ),
+    "a smaller drawing": (
+        lambda: TaskConfig(name="pathfinder", max_length=100),
+        ["max_length must be at least 1024 for pathfinder", "thin lines", "got 100"],
+    ),
+    "only warm-up": (
+        lambda: small_config("text", "optim.warmup_steps=10"),
+        ["optim.warmup_steps must be below loop.steps; got 10 and 10", "optim.warmup_steps=1"],
+    ),
+    "heads that do not divide": (
+        lambda: small_config("text", "model.num_heads=3"),
+        ["dim must be a multiple of num_heads; got 8 and 3"],
+    ),
+}
 
 
-class TestFile:
-    def test_not_yaml(self) -> None:
-        with refused(InputError, "c.yaml is not valid YAML in line 2"):
-            from_yaml("a: 1\nb: [", "c.yaml")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_value_names_its_setting_as_a_user_writes_it(case: str) -> None:
+    build, words = REFUSED[case]
+    with refused(InputError, *words):
+        build()
 
-    def test_not_a_mapping(self) -> None:
-        with refused(InputError, "c.yaml must be a mapping", "got list"):
-            from_yaml("[1, 2]", "c.yaml")
 
-    def test_unknown_setting_at_depth(self) -> None:
-        text = to_yaml(small_config()).replace("warmup_steps:", "warmupsteps:")
-        with refused(InputError, "c.yaml: unknown setting 'optim.warmupsteps'", "Did you mean 'optim.warmup_steps'?"):
-            from_yaml(text, "c.yaml")
+def test_unknown_names_are_suggested() -> None:
+    with refused(UnknownNameError, "unknown setting 'optim.warmup'", "Did you mean 'optim.warmup_steps'?"):
+        OptimConfig(lr=1, warmup=1)
+    with refused(UnknownNameError, "unknown task 'txet'", "Did you mean 'text'?"):
+        TaskConfig(name="txet")
 
-    def test_unknown_section(self) -> None:
-        text = to_yaml(small_config()).replace("\noptim:", "\noptimizer:")
-        with refused(InputError, "unknown setting 'optimizer'"):
-            from_yaml(text, "c.yaml")
 
-    def test_numbers_as_names(self) -> None:
-        text = to_yaml(small_config()).replace("  lr:", "  1: 2\n  lr:")
-        with refused(InputError, "c.yaml is not valid YAML: a name must be a string; got 1"):
-            from_yaml(text, "c.yaml")
+CONFIG = to_yaml(small_config())
 
-    def test_aliases_are_refused_before_they_multiply(self) -> None:
-        with refused(InputError, "aliases are not allowed"):
-            from_yaml("a: &x [1, 2]\nb: [*x, *x]", "c.yaml")
 
-    def test_nothing_is_run(self) -> None:
-        with refused(InputError, "c.yaml is not valid YAML"):
-            from_yaml("a: !!python/object/apply:os.system [exit]", "c.yaml")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: [", ["c.yaml is not valid YAML in line 2"]),
+        ("[1, 2]", ["c.yaml must be a mapping", "got list"]),
+        (
+            CONFIG.replace("warmup_steps:", "warmupsteps:"),
+            ["c.yaml: unknown setting 'optim.warmupsteps'", "Did you mean 'optim.warmup_steps'?"],
+        ),
+        (CONFIG.replace("\noptim:", "\noptimizer:"), ["c.yaml: unknown setting 'optimizer'"]),
+        (CONFIG.replace("  lr:", "  1: 2\n  lr:"), ["c.yaml is not valid YAML: a name must be a string; got 1"]),
+        ("a: &x [1, 2]\nb: [*x, *x]", ["c.yaml is not valid YAML: aliases are not allowed"]),
+        ("a: !!python/object/apply:os.system [exit]", ["c.yaml is not valid YAML"]),
+    ],
+    ids=["not yaml", "not a mapping", "unknown setting", "unknown section", "number as a name", "alias", "code"],
+)
+def test_a_bad_file_is_named(text: str, words: list[str]) -> None:
+    with refused(InputError, *words):
+        from_yaml(text, "c.yaml")

@@ -1,4 +1,4 @@
-"""Predictions: every kind of input reaches the model as the training data did, and what does not fit is refused."""
+"""Predictions: every kind of input reaches the model like the training data, and bad inputs are errors."""
 
 from __future__ import annotations
 
@@ -21,34 +21,31 @@ from tests.training.fakes import finished_run, save_model, small_config
 EXPRESSION = "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Predictor:
-    return Predictor(finished_run(tmp_path, small_config("text", "task.max_length=20")))
-
-
-@pytest.fixture
-def listops(tmp_path: Path) -> Predictor:
-    return Predictor(finished_run(tmp_path, small_config("listops")))
-
-
-@pytest.fixture
-def retrieval(tmp_path: Path) -> Predictor:
-    return Predictor(finished_run(tmp_path, small_config("retrieval", "task.max_length=20")))
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Predictor:
-    return Predictor(finished_run(tmp_path, small_config("image")))
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+    """An untrained predictor for each kind of input."""
+    folder = tmp_path_factory.mktemp("runs")
+    configs = [
+        small_config("text", "task.max_length=20"),
+        small_config("listops"),
+        small_config("retrieval", "task.max_length=20"),
+        small_config("image"),
+    ]
+    return {config.task.name: Predictor(finished_run(folder, config)) for config in configs}
 
 
 def probabilities(predictor: Predictor, ids: list[int]) -> tuple[float, ...]:
-    """What the model itself says of token ids, without padding."""
+    """The model's own output for token ids without padding."""
     assert isinstance(predictor.model, SequenceClassifier)
     with torch.no_grad():
         return tuple(predictor.model(torch.tensor([ids])).double().softmax(-1)[0].tolist())
 
 
 class TestText:
+    @pytest.fixture
+    def text(self, predictors: dict[str, Predictor]) -> Predictor:
+        return predictors["text"]
+
     def test_bytes_are_the_tokens(self, text: Predictor) -> None:
         found = text("fin \u00e9")
         expected = probabilities(text, [byte + 1 for byte in "fin \u00e9".encode()])
@@ -62,70 +59,30 @@ class TestText:
         file.write_bytes(b"good \xff film")
         assert text(file) == text(b"good \xff film")
 
-    def test_too_long(self, text: Predictor) -> None:
-        with refused(InputError, "21 bytes", "this model reads at most 20", "--cut"):
-            text("x" * 21)
-
     def test_cut_when_asked_to(self, text: Predictor) -> None:
         assert text("x" * 50, cut=True) == text("x" * 20)
 
-    def test_empty(self, text: Predictor) -> None:
-        with refused(InputError, "the input is empty", "1 to 20 bytes"):
-            text("")
 
-    def test_a_missing_file(self, text: Predictor, tmp_path: Path) -> None:
-        with refused(DataError, "nowhere.txt cannot be read"):
-            text(tmp_path / "nowhere.txt")
-
-    def test_two_of_them(self, text: Predictor) -> None:
-        with refused(InputError, "text needs 1 inputs per example; got 2"):
-            text("a", "b")
+def test_words_of_an_expression_are_the_tokens(predictors: dict[str, Predictor]) -> None:
+    listops = predictors["listops"]
+    expected = probabilities(listops, tokenize(EXPRESSION))
+    assert listops(EXPRESSION).probabilities == pytest.approx(expected, abs=1e-6)
+    # The notation of Long Range Arena's files.
+    assert listops("( ( ( [MAX 2 ) 9 ) ] )") == listops("[MAX 2 9 ]")
 
 
-class TestListOps:
-    def test_words_are_the_tokens(self, listops: Predictor) -> None:
-        assert listops(EXPRESSION).probabilities == pytest.approx(
-            probabilities(listops, tokenize(EXPRESSION)), abs=1e-6
-        )
-
-    def test_lras_notation_is_the_same(self, listops: Predictor) -> None:
-        assert listops("( ( ( [MAX 2 ) 9 ) ] )") == listops("[MAX 2 9 ]")
-
-    def test_an_unknown_word(self, listops: Predictor) -> None:
-        with refused(InputError, "unknown ListOps word '[AVG'"):
-            listops("[AVG 2 9 ]")
-
-    @pytest.mark.parametrize("source", ["[MAX 2 9", "2 9", "[MAX ]", "2 ]"])
-    def test_an_incomplete_expression(self, listops: Predictor, source: str) -> None:
-        with refused(InputError, "ListOps"):
-            listops(source)
-
-    def test_other_letters(self, listops: Predictor) -> None:
-        with refused(InputError, "plain ASCII"):
-            listops("[MAX 2 \u0669 ]")
-
-    def test_too_long_is_not_cut(self, listops: Predictor) -> None:
-        with refused(InputError, "2,002 tokens", "this model reads at most 2,000; shorten it"):
-            listops(f"[SM {'1 ' * 2000}]", cut=True)
-
-
-class TestRetrieval:
-    def test_both_matter(self, retrieval: Predictor) -> None:
-        found = retrieval("one paper", "another")
-        assert found.name in ("unrelated", "cited")
-        assert retrieval("one paper", "something else") != found
-
-    def test_one_is_not_enough(self, retrieval: Predictor) -> None:
-        with refused(InputError, "retrieval needs 2 inputs per example; got 1"):
-            retrieval("one paper")
-
-    def test_the_second_is_too_long(self, retrieval: Predictor) -> None:
-        with refused(InputError, "30 bytes"):
-            retrieval("one paper", "x" * 30)
+def test_both_texts_of_a_pair_matter(predictors: dict[str, Predictor]) -> None:
+    found = predictors["retrieval"]("one paper", "another")
+    assert found.name in ("unrelated", "cited")
+    assert predictors["retrieval"]("one paper", "something else") != found
 
 
 class TestImage:
     PIXELS = np.arange(1024, dtype=np.uint8).reshape(32, 32)
+
+    @pytest.fixture
+    def image(self, predictors: dict[str, Predictor]) -> Predictor:
+        return predictors["image"]
 
     def test_pixels_are_the_tokens(self, image: Predictor, tmp_path: Path) -> None:
         Image.fromarray(self.PIXELS).save(tmp_path / "grey.png")
@@ -134,7 +91,7 @@ class TestImage:
         assert found.probabilities == pytest.approx(expected, abs=1e-6)
         assert image(str(tmp_path / "grey.png")) == image((tmp_path / "grey.png").read_bytes()) == found
 
-    def test_is_made_as_small_as_those_of_the_training(self, tmp_path: Path) -> None:
+    def test_is_shrunk_like_the_training_data(self, tmp_path: Path) -> None:
         small = Predictor(finished_run(tmp_path, small_config("image", "task.max_length=64")))
         blocks = np.kron(np.arange(64, dtype=np.uint8).reshape(8, 8), np.ones((4, 4), np.uint8))
         Image.fromarray(blocks).save(tmp_path / "grey.png")
@@ -158,9 +115,35 @@ class TestImage:
         with refused(DataError, "notes.png cannot be read as an image"):
             image(tmp_path / "notes.png")
 
-    def test_missing(self, image: Predictor) -> None:
-        with refused(DataError, "nowhere.png cannot be read as an image"):
-            image("nowhere.png")
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "error", "words"),
+    [
+        ("text", ["x" * 21], InputError, ["21 bytes", "this model reads at most 20", "--cut"]),
+        ("text", [""], InputError, ["the input is empty", "1 to 20 bytes"]),
+        ("text", [Path("nowhere.txt")], DataError, ["nowhere.txt cannot be read"]),
+        ("text", ["a", "b"], InputError, ["text needs 1 inputs per example; got 2"]),
+        ("listops", ["[AVG 2 9 ]"], InputError, ["unknown ListOps word '[AVG'"]),
+        ("listops", ["[MAX 2 9"], InputError, ["ListOps"]),
+        ("listops", ["2 9"], InputError, ["ListOps"]),
+        ("listops", ["[MAX ]"], InputError, ["ListOps"]),
+        ("listops", ["2 ]"], InputError, ["ListOps"]),
+        ("listops", ["[MAX 2 \u0669 ]"], InputError, ["plain ASCII"]),
+        ("retrieval", ["one paper"], InputError, ["retrieval needs 2 inputs per example; got 1"]),
+        ("retrieval", ["one paper", "x" * 30], InputError, ["30 bytes"]),
+        ("image", ["nowhere.png"], DataError, ["nowhere.png cannot be read as an image"]),
+    ],
+)
+def test_bad_inputs(
+    predictors: dict[str, Predictor], task: str, inputs: list[str | Path], error: type[Exception], words: list[str]
+) -> None:
+    with refused(error, *words):
+        predictors[task](*inputs)
+
+
+def test_an_expression_that_is_too_long_is_not_cut(predictors: dict[str, Predictor]) -> None:
+    with refused(InputError, "2,002 tokens", "this model reads at most 2,000; shorten it"):
+        predictors["listops"](f"[SM {'1 ' * 2000}]", cut=True)
 
 
 class TestModel:
