@@ -4,12 +4,12 @@ python examples/million_tokens.py [--tokens 1048576]
 """
 
 import argparse
-import resource
 import time
 
 import torch
 
 from skyformer import skyformer_attention
+from skyformer.processes import peak_bytes
 from skyformer.studies.benchmarks.inputs import make_tokens
 
 
@@ -25,9 +25,8 @@ def main() -> None:
     out.square().mean().backward()
     seconds = time.perf_counter() - start
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     matrix = 2 * tokens**2 * 4 / 2**40
-    print(f"{tokens:,} tokens, forward and backward: {seconds:.1f} s, peak memory {peak:.1f} GiB")
+    print(f"{tokens:,} tokens, forward and backward: {seconds:.1f} s, peak memory {peak_bytes() / 2**30:.1f} GiB")
     print(f"the attention matrices alone would take {matrix:,.3f} TiB")
 
 
