@@ -1,6 +1,9 @@
 # `make run` shows what the package does; `make test` checks that it does it. Both set up .venv first.
 PY := .venv/bin/python
 
+# Tests start many processes; without compiled files each of them would compile thousands of modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup run test lint test-slow test-timing studies docs bench clean
 
 setup:
