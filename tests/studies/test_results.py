@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,18 @@ def test_committed_tables_are_those_of_the_record(name: str, tmp_path: Path, mon
         assert (tmp_path / table).read_text() == (RESULTS / name / table).read_text()
     committed = {file.name for file in (RESULTS / name).iterdir() if file.suffix[1:] in FORMATS}
     assert committed == {f"{figure.name}.{suffix}" for figure in drawn for suffix in FORMATS}
+
+
+NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?(?:e[+-]\d+)?")
+
+
+@pytest.mark.parametrize("name", list_studies())
+def test_tables_of_the_documentation_agree_with_the_results(name: str) -> None:
+    page = (RESULTS.parent / "docs" / "reproduction.md").read_text()
+    section = page.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.split("**What we found.**")[1].splitlines() if line[:2] == "| "]
+    # The last column of the table of efficiency is from a benchmark.
+    cells = [cell for row in rows for cell in (row[:-1] if name == "efficiency" else row)]
+    found = {number for cell in cells for number in NUMBER.findall(cell)}
+    assert len(found) > 20
+    assert found <= set(NUMBER.findall((RESULTS / name / "table.md").read_text()))
