@@ -267,10 +267,10 @@ class TestInterrupted:
     def test_one_line_and_the_signals_code(
         self, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
     ) -> None:
-        told = InterruptedRunError("stopped at step 3; resume with: skyformer train --resume x", number)
-        monkeypatch.setattr(fit, "train", raising(told))
+        interrupted = InterruptedRunError("stopped at step 3; resume with: skyformer train --resume x", number)
+        monkeypatch.setattr(fit, "train", raising(interrupted))
         outcome = skyformer("train", "text")
-        assert (outcome.code, outcome.errors) == (code, f"{told}\n")
+        assert (outcome.code, outcome.errors) == (code, f"{interrupted}\n")
 
 
 class TestDebug:

@@ -1,4 +1,4 @@
-"""A tiny prepared task, tiny configs, and one finished run that others are compared with."""
+"""A tiny prepared task, and uninterrupted runs that others are compared with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.tiny import tiny_config
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Short ListOps with 64 examples a split."""
+    """Short ListOps with 64 examples per split."""
     folder = tmp_path_factory.mktemp("data")
     prepare("listops", limit=64, max_length=64, data_dir=folder)
     return folder
@@ -31,7 +31,7 @@ Finished = Callable[[RunConfig], Run]
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Finished:
-    """Runs that nothing ever happened to, each trained once."""
+    """Uninterrupted runs, each trained once per session."""
     from skyformer.training.fit import train
 
     root = tmp_path_factory.mktemp("finished")

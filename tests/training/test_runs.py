@@ -1,4 +1,4 @@
-"""Runs on disk: made in one step, never overwritten, listed whatever state they are in."""
+"""Runs on disk: created in one step, never overwritten, listed in every state."""
 
 from __future__ import annotations
 

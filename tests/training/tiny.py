@@ -1,4 +1,4 @@
-"""Configs of runs that take a second, and what makes two runs the same."""
+"""Configs of runs that take about a second, and a bit-for-bit comparison of two runs."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def assert_equal_trees(actual: Any, expected: Any) -> None:
 
 
 def timeless(run: Run) -> dict[str, Any]:
-    """A result but for what a clock or the machine's memory says."""
+    """A result without times and memory."""
     assert run.result is not None
     return run.result.model_dump(exclude={"steps_per_second", "seconds", "peak_memory_bytes", "finished"})
