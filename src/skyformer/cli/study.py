@@ -29,7 +29,14 @@ Small = Annotated[bool, typer.Option("--small", help="A version that takes a min
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Number of parallel processes, with --threads threads each.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Discard saved results; reuse trained runs.")]
-Output = Annotated[Path | None, typer.Option("--output", help="Folder for results, tables and figures.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        help="Folder for results, tables and figures (default: studies/NAME or benchmarks/NAME; with --small: "
+        "studies/small/NAME or benchmarks/small/NAME).",
+    ),
+]
 Render = Annotated[bool, typer.Option("--render", help="Measure nothing; make tables and figures from saved results.")]
 
 
