@@ -93,7 +93,7 @@ class _Quota:
 
 
 def _quotas(num_features: int, num_samples: int | None, factor: float | None) -> tuple[_Quota, _Quota]:
-    """Of the queries that attend fully and of the sampled keys."""
+    """The quotas of the queries that attend fully and of the sampled keys."""
     check_at_least("num_features", num_features, 1)
     num_samples = num_features if num_samples is None else num_samples
     check_at_least("num_samples", num_samples, 1)
@@ -145,12 +145,7 @@ def _largest(measure: Tensor, query_mask: Tensor | None, quota: _Quota) -> tuple
 class InformerAttention(Attention):
     """softmax(q_i K^T / sqrt(P)) V for the u queries furthest from uniform attention, the mean of V for the others.
 
-    Args:
-        num_heads: H. head_dim: P. max_length: not used. seed: of the sampled keys in `eval()`.
-        num_features: u, the number of queries that attend fully.
-        num_samples: s, the number of keys on which queries are measured; `num_features` by default.
-        factor: c, which overrides both: u = ceil(c ln L), s = ceil(c ln S). The paper uses 5.
-        scale: factor of the scores; P ** -0.5 by default.
+    The options are those of `informer_attention`; the paper uses factor=5. `seed` decides the sampled keys in `eval()`.
     """
 
     name = "informer"

@@ -104,13 +104,11 @@ def _check_length(length: int, key_mask: Tensor | None, columns: int) -> None:
 @register
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinformerAttention(Attention):
-    """softmax(Q (E K)^T / sqrt(P)) (F V) with learned E and F.
+    """softmax(Q (E K)^T / sqrt(P)) (F V) with learned E and F, (H or 1, num_features, max_length).
 
     Args:
-        num_heads: H. head_dim: P. seed: not used, because nothing is random.
-        max_length: the largest number of valid keys of an example, which is the number of columns of E and F; required.
-        num_features: d. share_heads: one E and one F for all heads. share_key_value: F = E.
-        scale: factor of the scores; P ** -0.5 by default. dropout: of the (L, d) attention weights.
+        max_length: the largest number of valid keys of an example; required.
+        share_heads: one E and one F for all heads. share_key_value: F = E.
     """
 
     name = "linformer"

@@ -148,11 +148,8 @@ def _check_convolution(convolution: Tensor, query: Tensor, key: Tensor) -> None:
 class NystromformerAttention(Attention):
     """softmax(Q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ K^T) V, with an optional convolution of V.
 
-    Args:
-        num_heads: H. head_dim: P. max_length, seed: not used, because nothing depends on the length or is random.
-        num_landmarks: d. num_iterations: steps towards the pseudo-inverse.
-        conv_kernel_size: k, odd, of a learned convolution of the values along the tokens, for each head; None: without.
-        scale: factor of the scores; P ** -0.5 by default.
+    The options are those of `nystromformer_attention`, with `conv_kernel_size`, an odd number k, for a learned
+    convolution (H, k) instead of a given one.
     """
 
     name = "nystromformer"

@@ -173,7 +173,7 @@ def _attend_in_rounds(
 
 @dataclass(frozen=True)
 class _View:
-    """Which tokens of their own chunk and of the one before tokens in chunks of C see.
+    """What a token sees of its own chunk of C tokens and of the one before.
 
     last (B,): the number of the last chunk. hidden: bool masks that broadcast to (B, H R, T, C, 2 C).
     """
@@ -199,13 +199,13 @@ class _View:
         return _View(view.last, tuple(hidden))
 
     def _first_sees_none_before(self, chunks: int, size: int, is_causal: bool) -> Tensor:
-        """Hides the chunk before the first one, if that would be the first one itself or a later one in causal use."""
+        """True in front of the first chunk, where that would show the chunk itself, or later tokens to causal attention."""
         first = torch.arange(chunks, device=self.last.device).view(-1, 1, 1) == 0
         previous = torch.arange(2 * size, device=self.last.device) < size
         return first & previous & ((self.last == 0) | is_causal).view(-1, 1, 1, 1, 1)
 
     def with_previous(self, chunks: Tensor) -> Tensor:
-        """Each chunk (B, H R, T, C, c) behind its predecessor, the first behind the last: (B, H R, T, 2 C, c)."""
+        """Each chunk of (B, H R, T, C, c) after the one before it, the first after the last: (B, H R, T, 2 C, c)."""
         index = self.last.view(-1, 1, 1, 1, 1).expand_as(chunks[:, :, :1])
         return torch.cat([torch.cat([chunks.gather(2, index), chunks[:, :, :-1]], 2), chunks], 3)
 
