@@ -43,10 +43,10 @@ class Promise(enum.Enum):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The checked inputs of one call: query (B, H, L, P), key (B, H, S, P), value (B, H, S, Pv).
+    """The inputs of one call: query (B, H, L, P), key (B, H, S, P), value (B, H, S, Pv).
 
-    key_mask (B, S) and query_mask (B, L) are bool, True = a real token. `query_mask` is `key_mask` if it was not given
-    and L == S.
+    key_mask (B, S) and query_mask (B, L) are bool, True = a real token. `Attention.checked` checks them, and uses
+    `key_mask` as `query_mask` if that is None and L == S.
     """
 
     query: Tensor
@@ -133,7 +133,7 @@ class Attention(nn.Module, abc.ABC):
         key_mask (B, S) and query_mask (B, L) are bool, True = a real token; a missing query_mask is key_mask when
         L == S. The output at masked queries has no meaning.
         """
-        inputs = self.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+        inputs = self.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
         if query.shape[1] != self.num_heads or query.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"query must have {self.num_heads} heads of {self.head_dim} features, as this {self.name!r} attention "
@@ -149,25 +149,18 @@ class Attention(nn.Module, abc.ABC):
         """The mechanism itself, on checked inputs: (B, H, L, Pv)."""
 
     @classmethod
-    def check_inputs(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Inputs:
-        """The inputs of a call, or an error if they do not fit each other or this mechanism."""
+    def checked(cls, inputs: Inputs) -> Inputs:
+        """The inputs with the default query mask; an error if they do not fit each other or this mechanism."""
+        query, key, value = inputs.query, inputs.key, inputs.value
         check_query_key_value(query, key, value)
-        query_mask = check_masks(query, key, key_mask, query_mask)
-        if is_causal:
+        query_mask = check_masks(query, key, inputs.key_mask, inputs.query_mask)
+        if inputs.is_causal:
             cls.require(Promise.CAUSAL)
         if query.shape[2] != key.shape[2]:
             cls.require(Promise.CROSS_ATTENTION)
         if value.shape[-1] != query.shape[-1]:
             cls.require(Promise.VALUE_DIM)
-        return Inputs(query, key, value, key_mask, query_mask, is_causal)
+        return Inputs(query, key, value, inputs.key_mask, query_mask, inputs.is_causal)
 
     @classmethod
     def require(cls, promise: Promise) -> None:

@@ -61,7 +61,7 @@ def bigbird_attention(
     Returns:
         (B, H, n, Pv).
     """
-    inputs = BigBirdAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+    inputs = BigBirdAttention.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
     check_scale(scale)
     check_probability("dropout_p", dropout_p)
     return _attend(inputs, _Pattern(block_size, num_random_blocks, draw_seed(generator)), scale, dropout_p)

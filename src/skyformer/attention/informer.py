@@ -56,7 +56,7 @@ def informer_attention(
     Returns:
         (B, H, L, Pv).
     """
-    inputs = InformerAttention.check_inputs(query, key, value, key_mask, query_mask)
+    inputs = InformerAttention.checked(Inputs(query, key, value, key_mask, query_mask))
     check_scale(scale)
     return _attend(inputs, *_quotas(num_features, num_samples, factor), scale, draw_seed(generator))
 

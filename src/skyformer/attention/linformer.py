@@ -47,7 +47,7 @@ def linformer_attention(
     Returns:
         (B, H, L, Pv).
     """
-    inputs = LinformerAttention.check_inputs(query, key, value, key_mask)
+    inputs = LinformerAttention.checked(Inputs(query, key, value, key_mask))
     check_scale(scale)
     check_probability("dropout_p", dropout_p)
     return _attend(inputs, key_projection, value_projection, scale, dropout_p)

@@ -57,7 +57,7 @@ def nystromformer_attention(
     Returns:
         (B, H, L, Pv).
     """
-    inputs = NystromformerAttention.check_inputs(query, key, value, key_mask, query_mask)
+    inputs = NystromformerAttention.checked(Inputs(query, key, value, key_mask, query_mask))
     check_at_least("num_landmarks", num_landmarks, 1)
     check_at_least("num_iterations", num_iterations, 1)
     check_scale(scale)

@@ -75,7 +75,7 @@ def performer_attention(
     Returns:
         (B, H, L, Pv).
     """
-    inputs = PerformerAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+    inputs = PerformerAttention.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
     check_feature_map(feature_map)
     check_scale(scale)
     if projection is None:

@@ -80,7 +80,7 @@ def reformer_attention(
     Returns:
         (B, H, n, Pv).
     """
-    inputs = ReformerAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+    inputs = ReformerAttention.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
     check_at_least("chunk_size", chunk_size, 1)
     check_probability("dropout_p", dropout_p)
     check_scale(scale)
@@ -199,7 +199,7 @@ class _View:
         return _View(view.last, tuple(hidden))
 
     def _first_sees_none_before(self, chunks: int, size: int, is_causal: bool) -> Tensor:
-        """True in front of the first chunk, where that would show the chunk itself, or later tokens to causal attention."""
+        """Hides what is in front of the first chunk, if that is the chunk itself, or later tokens and not allowed."""
         first = torch.arange(chunks, device=self.last.device).view(-1, 1, 1) == 0
         previous = torch.arange(2 * size, device=self.last.device) < size
         return first & previous & ((self.last == 0) | is_causal).view(-1, 1, 1, 1, 1)
