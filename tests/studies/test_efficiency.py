@@ -1,4 +1,4 @@
-"""The study of efficiency: what fits is timed, what does not says so, and the tables' arithmetic is the paper's."""
+"""The study of efficiency: steps that fit in memory are timed, others are reported, and the tables compare costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.lra.batching import Batch
-from skyformer.processes import free_bytes
 from skyformer.studies import efficiency, fresh_steps, run_study
 from skyformer.studies.base import make_options
 from skyformer.studies.efficiency import (
@@ -39,7 +38,8 @@ from skyformer.studies.fresh_steps import (
     take_steps,
     time_steps,
 )
-from skyformer.training.config import to_yaml
+from skyformer.training.building import build_model
+from skyformer.training.config import from_yaml, to_yaml
 from tests.helpers import refused, scattered_mask
 
 LENGTH = 64
@@ -70,29 +70,18 @@ def study(data_dir: str) -> Efficiency:
 
 @pytest.fixture
 def request_of(study: Efficiency, tmp_path: Path) -> Request:
-    """Two small batches of ListOps for softmax as the paper ran it."""
+    """Two small batches of ListOps for materialised softmax."""
     config = study._config("listops", "softmax")
     batches = choose_batches(study._data["listops"], config, PADDED)
     save_batches(batches, str(tmp_path / "batches.pt"))
     return Request(to_yaml(config), True, str(tmp_path / "batches.pt"), 8, 1, 0.01, GB)
 
 
-def test_a_fresh_process_tells_its_times_and_memory(request_of: Request) -> None:
-    steps = measure_steps(request_of)
-    assert steps is not None
-    assert 2 <= len(steps.seconds) <= 5
-    assert set(steps.lengths) == {LENGTH}
-    assert all(0 < seconds < 60 for seconds in (*steps.seconds, steps.reference_seconds))
-    # A process with torch in it holds more than 100 MB, and a tiny step adds little.
-    assert steps.before_bytes > 1e8
-    assert 0 < steps.peak_bytes - steps.before_bytes < 5e8
-
-
 def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
-    assert measure_steps(replace(request_of, may_add=2**20)) is None
+    assert measure_steps(replace(request_of, materialised=False, may_add=2**20)) is None
 
 
-def test_steps_that_find_room_in_holes_of_the_heap_do_not_fit_either(
+def test_steps_that_exceed_the_limit_within_the_heap_do_not_fit_either(
     request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh_steps, "limit_added_memory", lambda more: None)
@@ -111,8 +100,7 @@ def test_the_materialised_form_is_softmax_attention() -> None:
     torch.testing.assert_close(module(q, k, v), softmax_attention(q, k, v))
 
 
-def test_the_process_trains_what_it_is_asked_to(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Softmax in either form takes the same steps."""
+def test_both_forms_of_softmax_train_the_same_model(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[torch.nn.Module] = []
     original = fresh_steps.training_step
     monkeypatch.setattr(fresh_steps, "limit_added_memory", lambda more: None)
@@ -123,23 +111,16 @@ def test_the_process_trains_what_it_is_asked_to(request_of: Request, monkeypatch
         take_steps(replace(request_of, materialised=materialised))
     attentions = [[m for m in model.modules() if isinstance(m, MaterialisedSoftmax)] for model in models]
     assert [len(found) for found in attentions] == [2, 0]
-    before = torch.cat([p.flatten() for p in fresh_steps_initial(request_of)])
-    after = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models]
+    models.append(build_model(from_yaml(request_of.config)))
+    *after, before = (torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models)
     assert (after[0] - before).abs().max() > 1e-6
     torch.testing.assert_close(after[0], after[1], rtol=0, atol=2e-6)
-
-
-def fresh_steps_initial(request: Request) -> list[torch.Tensor]:
-    from skyformer.training.building import build_model
-    from skyformer.training.config import from_yaml
-
-    return [p.detach() for p in build_model(from_yaml(request.config)).parameters()]
 
 
 @pytest.mark.parametrize(
     ("cost", "batches", "steps"), [(6.0, 1, 2), (0.5, 1, 5), (3.0, 1, 3), (1.0, 5, 10), (3.0, 5, 5)]
 )
-def test_steps_stop_when_the_budget_is_spent_but_passes_are_whole(cost: float, batches: int, steps: int) -> None:
+def test_whole_passes_are_timed_until_the_budget_is_spent(cost: float, batches: int, steps: int) -> None:
     now = [0.0]
 
     def step(batch: Batch) -> None:
@@ -151,7 +132,7 @@ def test_steps_stop_when_the_budget_is_spent_but_passes_are_whole(cost: float, b
     assert lengths == [7] * steps
 
 
-def test_batches_of_similar_lengths_stand_for_an_epoch(data_dir: str) -> None:
+def test_batches_of_similar_lengths_represent_an_epoch(data_dir: str) -> None:
     longer = Efficiency(small_options(data_dir, 192))
     config, task = longer._config("listops", "softmax"), longer._data["listops"]
     padded, similar = (choose_batches(task, config, kind) for kind in (PADDED, SIMILAR))
@@ -165,7 +146,7 @@ def test_batches_of_similar_lengths_stand_for_an_epoch(data_dir: str) -> None:
         choose_batches(task, config.replace(loop=config.loop.replace(batch_size=4000)), PADDED)
 
 
-def test_one_batch_stands_for_others_of_its_length(study: Efficiency) -> None:
+def test_one_batch_represents_others_of_the_same_length(study: Efficiency) -> None:
     similar = choose_batches(study._data["listops"], study._config("listops", "softmax"), SIMILAR)
     assert [batch.tokens.shape for batch in similar] == [(32, LENGTH)] * 2
 
@@ -195,7 +176,7 @@ def test_what_does_not_fit_is_measured_with_half_the_batch(study: Efficiency, mo
     assert [row[3] for row in shown["Steps that did not fit in memory"].rows] == ["1"]
 
 
-def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_never_fits_is_reported(study: Efficiency, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficiency, "measure_steps", lambda request: None)
     cell = Cell("listops", LENGTH, PADDED, MATERIALISED)
     result = study.measure(cell)
@@ -204,37 +185,6 @@ def test_what_never_fits_says_so(study: Efficiency, monkeypatch: pytest.MonkeyPa
     shown = {table.title: table for table in Efficiency.tables({cell: result})}
     assert shown["Seconds per step, padded batches"].rows == [[MATERIALISED, "does not fit"]]
     assert Efficiency.figures({cell: result}) == []
-
-
-def test_an_interrupted_study_goes_on(study: Efficiency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def stops_at_second(request: Request) -> Steps | None:
-        asked.append(request.materialised)
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return STEPS
-
-    monkeypatch.setattr(efficiency, "measure_steps", stops_at_second)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(study, tmp_path)
-    record = run_study(study, tmp_path)
-    assert asked == [True, False, False, True, False]
-    assert [measured.invocation for measured in record.cells.values()] == [0, 1, 1, 1]
-    assert [(c.batches, c.attention) for c in record.cells] == [
-        (PADDED, MATERIALISED),
-        (PADDED, "skyformer"),
-        (SIMILAR, MATERIALISED),
-        (SIMILAR, "skyformer"),
-    ]
-
-
-def test_other_threads_are_refused(study: Efficiency, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "measure_steps", lambda request: STEPS)
-    run_study(study, tmp_path)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    with refused(InputError, "threads 1", "7", "--output"):
-        run_study(study, tmp_path)
 
 
 def test_a_step_is_the_mean_over_lengths_of_medians() -> None:
@@ -252,7 +202,7 @@ def whole_results() -> dict[Cell, Result]:
     }
 
 
-def test_ratios_stand_beside_the_papers() -> None:
+def test_costs_are_compared_with_the_paper() -> None:
     results = whole_results()
     hours, paper_hours = Costs(results, PADDED).shares("hours")
     assert hours.loc["skyformer", "text"] == pytest.approx(0.2)
@@ -269,7 +219,7 @@ def test_ratios_stand_beside_the_papers() -> None:
     assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "-", "no"]
 
 
-def test_the_round_with_the_median_time_stands_for_its_attention() -> None:
+def test_the_round_with_the_median_time_counts() -> None:
     results = whole_results()
     first = {name: results[Cell("text", 4000, PADDED, name)] for name in ("skyformer", "linformer")}
     for number, (own, other) in enumerate([(1.2, 1.25), (9.0, 1.2)], 1):
@@ -279,24 +229,10 @@ def test_the_round_with_the_median_time_stands_for_its_attention() -> None:
     (verdict,) = {table.title: table.rows for table in Efficiency.tables(results)}["Time and memory of Skyformer"]
     assert verdict[-4:] == ["linformer", "1.28", "0.96 to 7.5", "no"]
     results[Cell("text", 4000, PADDED, "skyformer", 3)] = replace(first["skyformer"], batch_size=None)
-    assert Costs(results, PADDED).ours("seconds").loc["skyformer", "text"] == 1.6, "of two in the middle the faster"
+    assert Costs(results, PADDED).ours("seconds").loc["skyformer", "text"] == 1.6, "the faster of the two in the middle"
 
 
-def test_rounds_follow_each_other_within_a_task() -> None:
-    study = Efficiency(Options(tasks=("text", "image"), attentions=("linformer", "skyformer"), rounds=2))
-    texts = [(c.round, c.attention) for c in study.cells() if (c.task, c.batches) == ("text", PADDED)]
-    assert texts == [
-        (0, MATERIALISED),
-        (0, "linformer"),
-        (0, "skyformer"),
-        (1, "linformer"),
-        (1, "skyformer"),
-    ]
-    assert len(study.cells()) == 3 * len(texts)
-
-
-def test_the_papers_table_is_the_one_of_the_bars() -> None:
-    """Shares that the paper's Table 2 gives Skyformer, rounded as everyone quotes them."""
+def test_the_papers_ratios_of_skyformer() -> None:
     lengths = {"text": 4000, "listops": 2000, "retrieval": 4000, "pathfinder": 1024, "image": 1024}
     any_result = next(iter(whole_results().values()))
     results = {Cell(task, length, PADDED, "skyformer"): any_result for task, length in lengths.items()}
@@ -305,7 +241,7 @@ def test_the_papers_table_is_the_one_of_the_bars() -> None:
     assert memory.to_dict() == {"text": 0.15, "listops": 0.33, "retrieval": 0.29, "pathfinder": 0.72, "image": 0.72}
 
 
-def test_shorter_texts_are_not_set_beside_the_paper() -> None:
+def test_shorter_texts_are_not_compared_with_the_paper() -> None:
     short = {replace(cell, length=500): result for cell, result in whole_results().items()}
     titles = [table.title for table in Efficiency.tables(short)]
     assert "Time and memory of Skyformer" not in titles
@@ -313,16 +249,17 @@ def test_shorter_texts_are_not_set_beside_the_paper() -> None:
     assert [figure.name for figure in Efficiency.figures(whole_results())] == ["figure", "padded"]
 
 
-def test_images_are_measured_once_for_both_kinds_of_batches() -> None:
-    study = Efficiency(Options())
-    kinds = {task: sorted({c.batches for c in study.cells() if c.task == task}) for task in study.options.tasks}
-    assert kinds["text"] == kinds["listops"] == kinds["retrieval"] == [PADDED, SIMILAR]
-    assert kinds["image"] == kinds["pathfinder"] == [PADDED]
-    assert sum(cell.round == 0 for cell in study.cells()) == 80
-    assert len(study.cells()) == 80 + 2 * 72
+def test_rounds_follow_each_other_and_images_are_measured_only_padded() -> None:
+    cells = Efficiency(Options(tasks=("text", "image"), attentions=("linformer", "skyformer"), rounds=2)).cells()
+    first, second = [(0, MATERIALISED), (0, "linformer"), (0, "skyformer")], [(1, "linformer"), (1, "skyformer")]
+    kinds = [("text", PADDED), ("text", SIMILAR), ("image", PADDED)]
+    assert [(c.task, c.batches, c.round, c.attention) for c in cells] == [
+        (*kind, *each) for kind in kinds for each in first + second
+    ]
+    assert len(Efficiency(Options()).cells()) == 80 + 2 * 72
 
 
-def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_wrong_options_and_missing_data_are_reported_before_anything_is_measured(tmp_path: Path) -> None:
     with refused(UnknownNameError, "task", "'texts'", "Did you mean 'text'?"):
         Efficiency(Options(tasks=("texts",)))
     with refused(UnknownNameError, "attention", "'softmax2'"):
@@ -339,30 +276,23 @@ def test_bad_options_and_missing_data_are_told_before_anything_is_measured(tmp_p
     assert make_options(Efficiency, True, {}).tasks == ("listops",)
 
 
-def test_free_memory_is_that_of_the_machine() -> None:
-    free = free_bytes()
-    assert free is None or 2**20 < free < 2**50
-
-
-def test_a_tiny_study_from_the_settings_to_the_verdict(data_dir: str, tmp_path: Path) -> None:
-    """With real processes: what is measured is positive, and the table divides it."""
-    options = replace(small_options(data_dir, LENGTH), batches=(PADDED,), seconds=0.01)
+def test_a_tiny_study_with_a_real_process(data_dir: str, tmp_path: Path) -> None:
+    options = replace(small_options(data_dir, LENGTH), attentions=(), batches=(PADDED,), seconds=0.01)
     record = run_study(Efficiency(options), tmp_path)
-    results = record.results()
-    assert [cell.attention for cell in results] == [MATERIALISED, "skyformer"]
-    for result in results.values():
-        assert min(result.seconds) > 0
-        assert set(result.lengths) == {LENGTH}
-        assert (result.batch_size, result.did_not_fit) == (32, ())
-        assert result.memory_gb() > 0
-    own, base = (result.step_seconds() for result in reversed(results.values()))
-    ratio = Costs(results, PADDED).shares("hours")[0].loc["skyformer", "listops"]
-    assert ratio == pytest.approx(own / base)
-    assert record.facts["seconds"] == 0.01
+    ((cell, result),) = record.results().items()
+    assert cell == Cell("listops", LENGTH, PADDED, MATERIALISED)
+    assert 2 <= len(result.seconds) <= 5
+    assert all(0 < seconds < 60 for seconds in (*result.seconds, result.reference_seconds))
+    assert set(result.lengths) == {LENGTH}
+    assert (result.batch_size, result.did_not_fit) == (32, ())
+    # A process that has imported torch holds more than 100 MB, and a tiny step adds little.
+    assert result.before_bytes > 1e8
+    assert 0 < result.memory_gb() < 0.5
+    assert record.facts.keys() >= {"processor", "cores", "threads", "seconds", "memory", "seed", "listops data"}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
-def test_a_process_of_steps_ends_with_a_study_that_is_killed() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux signals a process that its parent died")
+def test_the_process_ends_when_its_study_is_killed() -> None:
     child = (
         "import time; from skyformer.processes import die_with_parent; die_with_parent(); "
         "print('up', flush=True); time.sleep(60)"
