@@ -21,6 +21,7 @@ WITH_EXAMPLE = [
     "SequenceClassifier",
     "SkyformerEncoder",
     "build_attention",
+    "kernel_product",
     "kernelized_attention",
     "list_attentions",
     "skyformer_attention",
