@@ -22,12 +22,12 @@ from skyformer.studies.spectrum import (
     Example,
     Options,
     Result,
-    Spectra,
     Spectrum,
     effective_rank,
     energy_rank,
     read_layer,
     row_spread,
+    statistics_of,
     summarise,
 )
 from skyformer.studies.tasks import runs_of_data
@@ -45,14 +45,14 @@ def with_singular_values(values: list[float], rows: int) -> Tensor:
 
 
 def test_known_singular_values_are_found() -> None:
-    spectra = Spectra.of([with_singular_values([8.0, 4.0, 2.0, 1.0], 10), with_singular_values([4.0, 1.0, 1.0], 7)])
-    assert spectra.curves[:3] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2))
-    assert spectra.curves[3:] == (None,) * (len(INDEX) - 3)
+    spectra = statistics_of([with_singular_values([8.0, 4.0, 2.0, 1.0], 10), with_singular_values([4.0, 1.0, 1.0], 7)])
+    assert spectra["curves"][:3] == pytest.approx((1.0, (0.5 + 0.25) / 2, (0.25 + 0.25) / 2))
+    assert spectra["curves"][3:] == (None,) * (len(INDEX) - 3)
     # 8^2 + 4^2 + 2^2 + 1^2 = 85, of which 84 are 98.8 %; 17 of 18 are 94 %.
-    assert spectra.energy_rank == (4 + 3) / 2
-    assert spectra.visible == (4 + 3) / 2
-    assert spectra.condition == pytest.approx((8.0 + 4.0) / 2)
-    assert spectra.singular == 0.0
+    assert spectra["energy_rank"] == (4 + 3) / 2
+    assert spectra["visible"] == (4 + 3) / 2
+    assert spectra["condition"] == pytest.approx((8.0 + 4.0) / 2)
+    assert spectra["singular"] == 0.0
 
 
 def test_ranks_of_plain_spectra() -> None:
@@ -65,12 +65,12 @@ def test_ranks_of_plain_spectra() -> None:
 
 def test_a_singular_matrix_has_no_condition_number_but_a_bound() -> None:
     rank_one = torch.ones(6, 6)
-    spectra = Spectra.of([rank_one, rank_one, with_singular_values([2.0, 1.0], 2)])
-    assert spectra.singular == pytest.approx(2 / 3)
-    assert spectra.visible == pytest.approx((1 + 1 + 2) / 3, abs=1e-3)
-    assert spectra.condition == pytest.approx(1 / (6 * 2.2204e-16), rel=1e-3)
-    gone = Spectra.of([torch.zeros(3, 3)])
-    assert (gone.singular, gone.condition, gone.curves[0]) == (1.0, None, None)
+    spectra = statistics_of([rank_one, rank_one, with_singular_values([2.0, 1.0], 2)])
+    assert spectra["singular"] == pytest.approx(2 / 3)
+    assert spectra["visible"] == pytest.approx((1 + 1 + 2) / 3, abs=1e-3)
+    assert spectra["condition"] == pytest.approx(1 / (6 * 2.2204e-16), rel=1e-3)
+    gone = statistics_of([torch.zeros(3, 3)])
+    assert (gone["singular"], gone["condition"], gone["curves"][0]) == (1.0, None, None)
 
 
 def test_scores_are_those_of_the_paper() -> None:

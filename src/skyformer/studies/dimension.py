@@ -29,7 +29,7 @@ from skyformer.report.tables import NOTHING, Table, from_frame, number
 from skyformer.studies import theorem
 from skyformer.studies.base import check_names, option
 from skyformer.studies.frames import median_and_quartiles, to_frame
-from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
+from skyformer.studies.heads import LENGTHS_HELP, LONG_LENGTHS_HELP, SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
@@ -54,21 +54,10 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    weights: tuple[str, ...] = option(
-        ("pretrained", "initialised"),
-        small=("initialised",),
-        help="Weights of the model: pretrained, initialised, or both.",
-    )
     lengths: tuple[int, ...] = option(
-        (64, 128, 256, 512),
-        small=(32, 64),
-        least=SHORTEST,
-        required=True,
-        help="Tokens n per passage, at most the model's limit.",
+        (64, 128, 256, 512), small=(32, 64), least=SHORTEST, required=True, help=LENGTHS_HELP
     )
-    long_lengths: tuple[int, ...] = option(
-        (1024, 2048), small=(), least=SHORTEST, help="Longer passages, for initialised weights only."
-    )
+    long_lengths: tuple[int, ...] = option((1024, 2048), small=(), least=SHORTEST, help=LONG_LENGTHS_HELP)
     epsilons: tuple[float, ...] = option(
         (0.5, 0.2, 0.1, 0.05, 0.01), small=(0.5, 0.1), above=0, below=1, help="Allowed relative errors of C."
     )
@@ -418,17 +407,8 @@ def _suggestion_table(results: Mapping[Cell, Result]) -> Table:
                 _percent((unseen <= epsilon).mean()),
             ]
         )
-    header = [
-        "weights",
-        "epsilon",
-        "landmarks",
-        "d_stat",
-        "suggested d",
-        "all rows suggested",
-        "true error",
-        "within epsilon",
-        "within epsilon on the next passage",
-    ]
+    errors = ["true error", "within epsilon", "within epsilon on the next passage"]
+    header = ["weights", "epsilon", "landmarks", "d_stat", "suggested d", "all rows suggested", *errors]
     note = (
         "suggest_landmarks for each head, and the true error with newly drawn landmarks. Medians over heads and "
         "passages, d with quartiles; the last two columns are shares of heads and draws."

@@ -34,6 +34,9 @@ WEIGHTS = ("initialised", "pretrained")
 SHORTEST = 4
 """Tokens of the shortest passage: two, between the special tokens at its ends."""
 
+LENGTHS_HELP = "Tokens n per passage, at most the model's limit."
+LONG_LENGTHS_HELP = "Longer passages, for initialised weights only."
+
 _PROJECTIONS = ("query", "key", "value")
 
 
@@ -314,13 +317,22 @@ def _hash_of(*parts: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class HeadOptions:
-    """Options of every study of a model's heads."""
+class ModelOptions:
+    """Options of every study of a Hugging Face model on a text."""
 
     model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
         PYTHON_REFERENCE,
         help="A text file, WikiText-2 as in the paper; or the language reference that comes with Python.",
+    )
+
+
+@dataclass(frozen=True)
+class HeadOptions(ModelOptions):
+    """Options of every study of the heads of a model."""
+
+    weights: tuple[str, ...] = option(
+        ("pretrained", "initialised"), small=("initialised",), help="Weights of the model: one kind or both."
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,36 +112,24 @@ class Result:
     row_spread: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class Spectra:
-    """Statistics of the singular values of several matrices; the fields are those of `Result`."""
-
-    curves: tuple[float | None, ...]
-    energy_rank: float | None
-    visible: float | None
-    effective_rank: float | None
-    condition: float | None
-    singular: float
-
-    @staticmethod
-    def of(matrices: Sequence[Tensor]) -> Spectra:
-        """Zero matrices have no spectrum and count as singular."""
-        values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
-        kept = [each for each in values if each[0] > 0]
-        shares = [each / each[0] for each in kept]
-        shortest = min((len(each) for each in shares), default=0)
-        # Smaller values are rounding errors of the largest one.
-        floors = [max(m.shape) * torch.finfo(torch.float64).eps for m, v in zip(matrices, values, strict=True) if v[0]]
-        lost = sum(float(each[-1]) <= floor for each, floor in zip(shares, floors, strict=True))
-        conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
-        return Spectra(
-            curves=tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
-            energy_rank=_mean([energy_rank(each) for each in kept]),
-            visible=_mean([int((each >= VISIBLE).sum()) for each in shares]),
-            effective_rank=_mean([effective_rank(each) for each in kept]),
-            condition=significant(statistics.median(conditions)) if conditions else None,
-            singular=(lost + len(values) - len(kept)) / len(values),
-        )
+def statistics_of(matrices: Sequence[Tensor]) -> dict[str, Any]:
+    """The fields of a `Result` for matrices of one kind. Zero matrices have no spectrum and count as singular."""
+    values = [torch.linalg.svdvals(matrix.double()) for matrix in matrices]
+    kept = [each for each in values if each[0] > 0]
+    shares = [each / each[0] for each in kept]
+    shortest = min((len(each) for each in shares), default=0)
+    # Smaller values are rounding errors of the largest one.
+    floors = [max(m.shape) * torch.finfo(torch.float64).eps for m, v in zip(matrices, values, strict=True) if v[0]]
+    lost = sum(float(each[-1]) <= floor for each, floor in zip(shares, floors, strict=True))
+    conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
+    return {
+        "curves": tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
+        "energy_rank": _mean([energy_rank(each) for each in kept]),
+        "visible": _mean([int((each >= VISIBLE).sum()) for each in shares]),
+        "effective_rank": _mean([effective_rank(each) for each in kept]),
+        "condition": significant(statistics.median(conditions)) if conditions else None,
+        "singular": (lost + len(values) - len(kept)) / len(values),
+    }
 
 
 def energy_rank(values: Tensor) -> int:
@@ -220,8 +208,8 @@ def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[st
         [head for heads in of_kind for head in heads]
         for of_kind in zip(*(example.scores() for example in examples), strict=True)
     ]
-    spectra = [Spectra.of(matrices) for matrices in (*by_output, *by_score)]
-    found = {field.name: tuple(getattr(each, field.name) for each in spectra) for field in fields(Spectra)}
+    spectra = [statistics_of(matrices) for matrices in (*by_output, *by_score)]
+    found = {name: tuple(each[name] for each in spectra) for name in spectra[0]}
     return {**found, "row_spread": (*(None for _ in by_output), *map(row_spread, by_score))}
 
 

@@ -252,15 +252,6 @@ def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
     return Result(tuple(losses), *columns)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class _Embeddings:
-    """f without dropout, and with two sets of dropout masks; each (tokens, dim), before and after the final norm."""
-
-    off: tuple[Tensor, Tensor]
-    first: tuple[Tensor, Tensor]
-    second: tuple[Tensor, Tensor]
-
-
 class _Evaluator:
     """Evaluates f on some examples of one batch, with the same dropout masks and landmarks every time."""
 
@@ -269,9 +260,10 @@ class _Evaluator:
         self._tokens, self._mask = batch.tokens[:examples], batch.mask[:examples]
 
     @torch.no_grad()
-    def evaluate(self) -> _Embeddings:
+    def evaluate(self) -> list[tuple[Tensor, Tensor]]:
+        """f without dropout and with two sets of dropout masks; each (tokens, dim), before and after the final norm."""
         self._model.eval()
-        return _Embeddings(self._embedding(None), self._embedding(2 * self._seed), self._embedding(2 * self._seed + 1))
+        return [self._embedding(masks) for masks in (None, 2 * self._seed, 2 * self._seed + 1)]
 
     def _embedding(self, masks: int | None) -> tuple[Tensor, Tensor]:
         """Only dropout layers are in training mode, so attentions make the fixed random choices of evaluation."""
@@ -291,18 +283,13 @@ def embedding(encoder: Any, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tenso
     return x[mask].double(), encoder.norm(x)[mask].double()
 
 
-def _changes(before: _Embeddings, after: _Embeddings) -> list[float]:
+def _changes(before: Sequence[tuple[Tensor, Tensor]], after: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
     """In the order of Result's fields: size, off, same, fresh, noise; then the same after the norm."""
-    found = []
+    found: list[float] = []
     for place in (0, 1):
-        old, new = before.first[place], after.first[place]
-        found += [
-            _squared(before.off[place]),
-            _squared(after.off[place] - before.off[place]),
-            _squared(new - old),
-            _squared(after.second[place] - old),
-            _squared(before.second[place] - old),
-        ]
+        off, first, second = (each[place] for each in before)
+        new_off, new_first, new_second = (each[place] for each in after)
+        found += map(_squared, (off, new_off - off, new_first - first, new_second - first, second - first))
     return found
 
 

@@ -30,7 +30,7 @@ from skyformer.report.tables import NOTHING, Table
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.benchmarks.reviews import FineTuning, Reviews, mean_pooled
 from skyformer.studies.benchmarks.timing import interleave, rounded, seconds_of
-from skyformer.studies.heads import SHORTEST, HeadOptions, HeadSource
+from skyformer.studies.heads import SHORTEST, HeadSource, ModelOptions
 from skyformer.studies.registry import register_benchmark
 
 ATTENTIONS = ("softmax", "kernelized", "skyformer", "skyformer-softmax")
@@ -51,7 +51,7 @@ WARM_UP = 256
 
 
 @dataclass(frozen=True)
-class Options(HeadOptions):
+class Options(ModelOptions):
     imdb: str | None = option(
         None, help="IMDb reviews: the archive aclImdb or its unpacked folder. Without it only embeddings are measured."
     )
