@@ -105,16 +105,6 @@ EXTRA_OF_MODULE = MappingProxyType(
 """Modules of the optional dependencies, and the extra of pyproject.toml that installs them."""
 
 
-class IncorrectError(SkyformerError):
-    """A benchmark found wrong numbers, so speed is not measured."""
-
-
-class MissedTargetError(SkyformerError):
-    """A benchmark measured a value outside its target."""
-
-    exit_code = 1
-
-
 class MissingExtraError(SkyformerError, ImportError):
     """An optional dependency is not installed; `extra` is needed only if it differs from EXTRA_OF_MODULE."""
 

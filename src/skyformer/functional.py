@@ -459,10 +459,10 @@ def _normalise(both: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
     output is an average of the values, so the output is clamped to their range."""
     total = both[..., -1:]
     out = both[..., :-1] / total.clamp(min=torch.finfo(total.dtype).tiny ** 0.5)
-    return out.clamp(*_value_range(value.detach(), key_mask))
+    return out.clamp(*value_range(value.detach(), key_mask))
 
 
-def _value_range(value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def value_range(value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each feature over the valid keys, zero if there are none: (B, H, 1, Pv)."""
     if value.shape[2] == 0:
         zero = value.new_zeros(*value.shape[:2], 1, value.shape[-1])

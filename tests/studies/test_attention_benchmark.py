@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import list_attentions
-from skyformer.errors import IncorrectError, SkyformerError, UnknownNameError
+from skyformer.errors import SkyformerError, UnknownNameError
 from skyformer.studies import run_study
 from skyformer.studies.benchmarks import attention, targets
 from skyformer.studies.benchmarks.attention import (
@@ -24,7 +24,7 @@ from skyformer.studies.benchmarks.attention import (
     measure_here,
 )
 from skyformer.studies.benchmarks.contenders import SDPA, Contender, Shape, attention_contender, choose_contenders
-from skyformer.studies.benchmarks.correctness import check_contender
+from skyformer.studies.benchmarks.correctness import IncorrectError, check_contender
 from skyformer.studies.benchmarks.inputs import make_tokens
 from skyformer.studies.benchmarks.targets import TargetsBenchmark
 from skyformer.studies.benchmarks.timing import StepTimes, interleave

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyformer.errors import IncorrectError, TrainingError
+from skyformer.errors import SkyformerError, TrainingError
 from skyformer.studies import run_study
 from skyformer.studies.benchmarks import data, huggingface, interleaved_steps, training, training_step
 from skyformer.studies.benchmarks.timing import StepTimes, Times
@@ -31,7 +31,7 @@ def test_a_training_step_is_timed_for_every_attention(tmp_path: Path, monkeypatc
 def test_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_step, "CHECKED_LENGTH", 48)
     monkeypatch.setattr(training_step, "GRADIENT_TOLERANCE", 1e-12)
-    with refused(IncorrectError, "linformer: the gradient of", "differs from float64"):
+    with refused(SkyformerError, "linformer: the gradient of", "differs from float64"):
         training_step.check_gradients("linformer", padded=False)
 
 
@@ -89,7 +89,7 @@ def test_overhead_and_text_runs_are_timed(tmp_path: Path, monkeypatch: pytest.Mo
     assert [cell.part for cell in results] == ["text"] * 4 + ["loading"] * 2
     assert all(len(result.seconds) == 1 for result in results.values())
     monkeypatch.setattr(training, "LOSS_TOLERANCE", -1.0)
-    with refused(IncorrectError, "the two loops do not train the same"):
+    with refused(SkyformerError, "the two loops do not train the same"):
         training._measure_overhead(1)
 
 
@@ -119,7 +119,7 @@ def test_attention_inside_transformers_is_timed(tmp_path: Path, monkeypatch: pyt
     assert all(0 < row.attention_seconds[0] < row.forward_seconds[0] for row in result.rows)
     assert len(study.targets(results)) == 1
     monkeypatch.setattr(huggingface, "TOLERANCE", 0.0)
-    with refused(IncorrectError, "differs from sdpa"):
+    with refused(SkyformerError, "differs from sdpa"):
         huggingface.check_agreement()
 
 

@@ -25,6 +25,7 @@ from skyformer.training.metrics import MetricRow
 from skyformer.training.runs import (
     Run,
     UnreadableRun,
+    check_free,
     create_run,
     list_runs,
     open_run,
@@ -106,20 +107,15 @@ class TestNew:
         config = small_config()
         (tmp_path / config.run_name()).mkdir()
         with refused(DataError, "exists but is not a run", "config.yaml"):
-            create_run(config, tmp_path)
+            check_free(config, tmp_path)
 
     def test_two_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another process creates the run while this one prepares its folder, which must not replace the other."""
-
-        def meanwhile(threads: int | None) -> object:
-            monkeypatch.undo()
-            create_run(small_config(), tmp_path)
-            return describe_environment(threads)
-
-        monkeypatch.setattr(runs, "describe_environment", meanwhile)
+        """Both found the place free; the second to finish its draft must not replace the first."""
+        first = create_run(small_config(), tmp_path)
+        monkeypatch.setattr(runs, "check_free", lambda config, runs_dir: Run(first.folder))
         with refused(InputError, "exists already"):
             create_run(small_config(), tmp_path)
-        assert [folder.name for folder in tmp_path.iterdir()] == [small_config().run_name()]
+        assert [folder.name for folder in tmp_path.iterdir()] == [first.name]
 
 
 class TestOpen:

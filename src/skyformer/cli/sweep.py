@@ -132,8 +132,7 @@ def _refuse_ray_options(options: dict[str, object]) -> None:
 
 
 def _intention(config: RunConfig, runs_dir: Path) -> str:
-    from skyformer.training.runs import run_of
-    from skyformer.training.sweeps import existing_outcome, stored_state
+    from skyformer.training.sweeps import existing_outcome, run_of, stored_state
 
     outcome = existing_outcome(config, runs_dir)
     if outcome is not None and outcome.result is not None:

@@ -114,7 +114,7 @@ def train(
     A run is a folder. If its process is killed, --resume continues the run, which ends with the same numbers.
     """
     from skyformer.training.config import to_yaml
-    from skyformer.training.runs import run_of
+    from skyformer.training.runs import runs_dir_or_default
 
     hardware = {
         "devices": devices,
@@ -135,10 +135,11 @@ def train(
 
     if run is None:
         result = fit.train(settings, runs_dir=runs_dir, data_dir=data_dir, progress=not no_progress)
+        folder = runs_dir_or_default(runs_dir) / result.run
     else:
-        result = fit.resume(run, data_dir=data_dir, progress=not no_progress)
+        result, folder = fit.resume(run, data_dir=data_dir, progress=not no_progress), run.folder
     if fit.is_main_process():
-        typer.echo(_result_line(result, (run or run_of(settings, runs_dir)).folder))
+        typer.echo(_result_line(result, folder))
 
 
 def _settings(chosen: _Chosen, config: Path | None) -> RunConfig:

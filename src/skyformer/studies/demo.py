@@ -18,8 +18,8 @@ from skyformer.report.progress import Progress
 from skyformer.report.tables import Table, duration, percent
 from skyformer.training.config import RunConfig
 from skyformer.training.metrics import MetricRow
-from skyformer.training.runs import Run, RunResult, run_of
-from skyformer.training.sweeps import plan, sweep
+from skyformer.training.runs import Run, RunResult
+from skyformer.training.sweeps import plan, run_of, sweep
 
 TASK, PRESET = "listops", "short"
 FASTER_FROM = 1024

@@ -38,7 +38,7 @@ from skyformer.training.data import TaskData, load_data
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
-from skyformer.training.runs import Run, RunResult, create_run, run_of
+from skyformer.training.runs import Run, RunResult, create_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
 _LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
@@ -90,7 +90,7 @@ def train(
     >>> folder.cleanup()
     """
     task = load_data(config, data_dir)
-    run = run_of(config, runs_dir)
+    run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     training = _Training(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
     if is_main_process():
@@ -125,7 +125,7 @@ def train_or_resume(
     progress: bool = True,
 ) -> RunResult:
     """The result of a config's run: train it, resume it, or read its result if it is finished."""
-    run = run_of(config, runs_dir)
+    run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     if not run.folder.exists():
         return train(config, runs_dir=runs_dir, data_dir=data_dir, progress=progress)
     return run.result or resume(run, data_dir=data_dir, progress=progress)

@@ -237,15 +237,9 @@ def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
     return Path(runs_dir or os.environ.get(RUNS_VARIABLE) or "runs").expanduser()
 
 
-def run_of(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
-    """The run of a config, whether it exists or not."""
-    return Run(runs_dir_or_default(runs_dir) / config.run_name())
-
-
 def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
     """Create the folder of a new run; an existing run of this config is an error and is not changed."""
-    run = run_of(config, runs_dir)
-    _check_free(run)
+    run = check_free(config, runs_dir)
     root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
@@ -270,8 +264,14 @@ def _move(draft: Path, run: Run) -> None:
         raise
 
 
+def check_free(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
+    """The run that `config` would create; if it exists already, an error says what to do."""
+    run = Run(runs_dir_or_default(runs_dir) / config.run_name())
+    _check_free(run)
+    return run
+
+
 def _check_free(run: Run) -> None:
-    """If the run's folder exists already, an error says what to do."""
     if not run.folder.exists():
         return
     if not (run.folder / CONFIG_FILE).exists():
@@ -282,11 +282,13 @@ def _check_free(run: Run) -> None:
             f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; train with another "
             f"--seed or --runs-dir, or evaluate it with: skyformer evaluate {run.folder}"
         )
-    state = run.state
-    at = "" if state.state == "damaged" else f" at step {state.step} of {state.steps}"
     raise InputError(
-        f"{run.folder} exists already, {state.state}{at}; resume it with: skyformer train --resume {run.folder}"
+        f"{run.folder} exists already, {_progress(run.state)}; resume it with: skyformer train --resume {run.folder}"
     )
+
+
+def _progress(state: RunState) -> str:
+    return state.state if state.state == "damaged" else f"{state.state} at step {state.step} of {state.steps}"
 
 
 def open_run(path_or_name: Path | str, runs_dir: Path | str | None = None) -> Run:
@@ -369,5 +371,5 @@ def _process_exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass
+        return True
     return True

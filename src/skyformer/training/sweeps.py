@@ -31,7 +31,7 @@ from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import RunResult, RunState, open_run, run_of, runs_dir_or_default
+from skyformer.training.runs import Run, RunResult, RunState, open_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
 SWEEP_FOLDER = ".sweep"
@@ -147,6 +147,10 @@ def data_problems(tasks: Iterable[TaskConfig], data_dir: Path | str | None) -> l
         except DataError as error:
             problems.append(str(error))
     return problems
+
+
+def run_of(config: RunConfig, runs_dir: Path) -> Run:
+    return Run(runs_dir / config.run_name())
 
 
 def existing_outcome(config: RunConfig, runs_dir: Path) -> Outcome | None:

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from skyformer.attention import list_attentions
-from skyformer.errors import IncorrectError
+from skyformer.errors import SkyformerError
 from skyformer.functional import GAMMA, skyformer_attention
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.ops.products import dense_kernel_product
 from skyformer.studies.benchmarks.contenders import Contender, Shape
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 2e-2}
+
+
+class IncorrectError(SkyformerError):
+    """A contender gave wrong numbers, so its speed is not measured."""
 
 
 def check_contender(contender: Contender, shape: Shape) -> None:

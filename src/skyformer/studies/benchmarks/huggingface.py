@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyformer.errors import IncorrectError
+from skyformer.errors import SkyformerError
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Study, option
 from skyformer.studies.benchmarks.timing import interleave, rounded
@@ -156,7 +156,7 @@ def check_agreement() -> None:
         outputs.append(model(tokens).last_hidden_state)
     error = float((outputs[0] - outputs[1]).abs().max())
     if not error < TOLERANCE:
-        raise IncorrectError(f"skyformer with every token as a landmark differs from sdpa by {error:.1e}")
+        raise SkyformerError(f"skyformer with every token as a landmark differs from sdpa by {error:.1e}")
 
 
 def _build(length: int, layers: int) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from skyformer.errors import IncorrectError, SkyformerError
+from skyformer.errors import SkyformerError
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.benchmarks.timing import rounded, seconds_of
@@ -151,7 +151,7 @@ def _measure_overhead(steps: int) -> Result:
             losses = []
             bare.append(seconds_of(lambda: losses.append(trainee.step(next(batches)))))
             if not abs(losses[0] - loss_of_run) <= LOSS_TOLERANCE:
-                raise IncorrectError(f"the two loops do not train the same: losses {losses[0]} and {loss_of_run}")
+                raise SkyformerError(f"the two loops do not train the same: losses {losses[0]} and {loss_of_run}")
 
         seconds = _time_run(config, folder, steps, bare_step)
     return Result(seconds, rounded(bare[WARM_UP:]))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skyformer.errors import IncorrectError
+from skyformer.errors import SkyformerError
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Study, option
 from skyformer.studies.benchmarks.timing import StepTimes, Times, interleave, rounded, seconds_of
@@ -91,10 +91,10 @@ def check_gradients(attention: str, padded: bool) -> None:
         F.cross_entropy(model(tokens, mask), classes).backward()
     for (name, s), d in zip(single.named_parameters(), double.parameters(), strict=True):
         if s.grad is None or d.grad is None:
-            raise IncorrectError(f"{attention}: {name} gets no gradient")
+            raise SkyformerError(f"{attention}: {name} gets no gradient")
         error = float((s.grad.double() - d.grad).norm() / d.grad.norm().clamp(min=1e-6))
         if not error < GRADIENT_TOLERANCE:
-            raise IncorrectError(f"{attention}: the gradient of {name} differs from float64 by {error:.1e}")
+            raise SkyformerError(f"{attention}: the gradient of {name} differs from float64 by {error:.1e}")
 
 
 def _describe(cell: Cell) -> str:

@@ -1,0 +1,392 @@
+"""Tilted attention: per block of queries a few exact keys, and one pseudo key for each cell of the other keys.
+
+Neighbouring queries look at much the same keys. With mu the scaled mean of a block of queries and T_j = <mu, k_j>:
+
+1. The `num_exact` keys with the largest T are attended to exactly by that block.
+2. The other keys lie in `num_cells` cells of near keys. A cell becomes one pseudo key, tilted towards the block: with
+   p = softmax of T inside the cell, its key is E_p k, its value E_p v, and the entropy H(p) is added to its logit.
+   exp(<q, E_p k> + H(p)) is Jensen's lower bound of the cell's sum of exponentials, with equality at q = mu.
+3. One softmax over num_exact + num_cells keys gives each output of the block, a convex combination of values.
+4. The slope adds the first-order change of the cells' values with the query: w_i (q_i - mu) M, with w_i the weight that
+   query i gives to cells, M = sum_j a_j (k_j - k_cell(j)) v_j^T and a the tilted weights averaged over the blocks.
+
+(All scores are multiplied by `scale`.) Cost per query: num_blocks + num_exact + num_cells scores at any length.
+docs/tilted.md derives this and says what it cannot do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
+from skyformer.attention.partition import Parts, contiguous_parts, take_rows, tree_parts, valid_first
+from skyformer.attention.registry import register
+from skyformer.checks import check_at_least, check_scale
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.functional import attend_kernelized, attend_softmax, value_range
+from skyformer.landmarks.rows import mean_of_valid
+from skyformer.ops.kernels import GaussianKernel, scale_of
+from skyformer.ops.products import Plan
+
+BUDGET = 240
+"""The default number of scores per query."""
+
+KERNELS = ("softmax", "gaussian")
+
+EMPTY = -1e9
+"""The logit of a key that does not exist. It is finite, so that a cell without keys has a finite gradient."""
+
+_SMALLEST_BUDGET = 8
+_RIDGE = 1e-4
+_WIDTH_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class TiltedPlan:
+    """How many blocks of queries, exact keys per block and cells; num_cells is a power of two."""
+
+    num_blocks: int
+    num_exact: int
+    num_cells: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "num_exact", "num_cells"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.num_cells & (self.num_cells - 1):
+            raise InputError(f"num_cells must be a power of two; got {self.num_cells}")
+
+    @staticmethod
+    def of_budget(budget: int) -> TiltedPlan:
+        """A plan of `budget` scores per query: powers of two near a fifth of it for blocks and a quarter for cells, the
+        rest for exact keys. Chosen on half the heads of three layers of a pretrained MiniLM; see docs/tilted.md."""
+        check_at_least("budget", budget, _SMALLEST_BUDGET)
+        blocks, cells = (2 ** round(math.log2(budget / part)) for part in (5, 4))
+        return TiltedPlan(blocks, budget - blocks - cells, cells)
+
+    @staticmethod
+    def choose(budget: int | None, num_blocks: int | None, num_exact: int | None, num_cells: int | None) -> TiltedPlan:
+        """The plan of a budget (`BUDGET` by default), or of all three numbers."""
+        numbers = (num_blocks, num_exact, num_cells)
+        if num_blocks is not None and num_exact is not None and num_cells is not None and budget is None:
+            return TiltedPlan(num_blocks, num_exact, num_cells)
+        if any(number is not None for number in numbers):
+            raise InputError(
+                "give either budget or all of num_blocks, num_exact and num_cells; "
+                f"got budget={budget}, num_blocks={num_blocks}, num_exact={num_exact}, num_cells={num_cells}"
+            )
+        return TiltedPlan.of_budget(BUDGET if budget is None else budget)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys in each block's softmax. An example with no more valid keys than this is computed exactly."""
+        return self.num_exact + self.num_cells
+
+    @property
+    def cost(self) -> int:
+        """Scores computed per query."""
+        return self.num_blocks + self.num_keys
+
+
+def tilted_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    budget: int | None = None,
+    num_blocks: int | None = None,
+    num_exact: int | None = None,
+    num_cells: int | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    is_causal: bool = False,
+    slope: bool = True,
+    ordered: bool = True,
+    scale: float | None = None,
+    kernel: str = "softmax",
+) -> Tensor:
+    """An approximation of softmax attention, or of Kernelized Attention, for trained weights. O(budget (L + S) P) time.
+
+    Args:
+        query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
+        budget: scores per query, 240 by default; it is divided among the next three.
+        num_blocks: blocks that the queries are cut into.
+        num_exact: keys that a block attends to exactly.
+        num_cells: cells for all other keys, a power of two. An example with at most num_exact + num_cells valid keys is
+            computed exactly.
+        key_mask: bool (B, S), True = attend.
+        query_mask: bool (B, L), True = a real query; `key_mask` by default when L == S.
+        is_causal: not supported, because a block of queries shares its exact keys and cells.
+        slope: add the first-order change of the cells with the query; a third less error for little time.
+        ordered: whether neighbouring queries resemble each other, as in text; otherwise blocks are made of near ones.
+        scale: factor of the scores; P ** -0.5 by default.
+        kernel: "softmax", or "gaussian" for Kernelized Attention.
+
+    Returns:
+        (B, H, L, Pv).
+
+    Example:
+        >>> import torch, skyformer
+        >>> query, key, value = torch.randn(3, 1, 4, 1000, 32).cumsum(3).mul(0.05).unbind()
+        >>> out = skyformer.tilted_attention(query, key, value, budget=240)
+        >>> exact = skyformer.softmax_attention(query, key, value)
+        >>> bool((out - exact).norm() < 0.05 * exact.norm())
+        True
+    """
+    inputs = TiltedAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+    check_scale(scale)
+    _check_kernel(kernel)
+    return _attend(inputs, TiltedPlan.choose(budget, num_blocks, num_exact, num_cells), slope, ordered, scale, kernel)
+
+
+def _check_kernel(kernel: str) -> None:
+    if kernel not in KERNELS:
+        raise UnknownNameError("kernel of tilted attention", kernel, KERNELS)
+
+
+@computed_in_float32
+def _attend(inputs: Inputs, plan: TiltedPlan, slope: bool, ordered: bool, scale: float | None, kernel: str) -> Tensor:
+    query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
+    scale = scale_of(query, scale)
+    if key.shape[2] > plan.num_keys and query.numel() > 0:
+        # An example without keys is computed as if it had all of them, which is finite, and its output is then zero.
+        keyless = None if key_mask is None else ~key_mask.any(-1, keepdim=True)
+        some = None if key_mask is None else key_mask | keyless
+        scaled = _Scaled(query, key, value, some, inputs.query_mask, False, scale, kernel == "gaussian")
+        out = _approximate(scaled.centred(), plan, slope, ordered)
+        return out if keyless is None else out.masked_fill(keyless[..., None, None], 0)
+    if kernel == "gaussian":
+        return attend_kernelized(query, key, value, key_mask, Plan(GaussianKernel(), scale))
+    return attend_softmax(query, key, value, key_mask, False, scale)
+
+
+@dataclass(frozen=True)
+class _Scaled(Inputs):
+    """Checked inputs in float32 or float64 with their scale, and whether the kernel is the Gaussian one."""
+
+    scale: float = 1.0
+    gaussian: bool = False
+
+    def centred(self) -> _Scaled:
+        """The same with the mean of the keys moved to zero, where rounding errors are smallest. Softmax attention does
+        not change if all keys move alike, the Gaussian kernel if queries and keys do."""
+        mean = mean_of_valid(self.key.detach(), self.key_mask)
+        return replace(self, key=self.key - mean, query=self.query - mean if self.gaussian else self.query)
+
+
+def _approximate(inputs: _Scaled, plan: TiltedPlan, slope: bool, ordered: bool) -> Tensor:
+    """Tilted attention where there are more than plan.num_keys keys: (B, H, L, Pv)."""
+    scale, head_dim, value_dim = inputs.scale, inputs.query.shape[-1], inputs.value.shape[-1]
+    blocks = _query_blocks(inputs, plan, ordered)
+    cells, short = _key_cells(inputs, plan)
+    q = blocks.take(inputs.query)
+    mu = scale * blocks.mean(q)
+    keys, values = _pad_keys(inputs), _pad_values(inputs)
+    k, v = cells.take(keys), cells.take(values)
+    T, exact = _tilt(k, mu, cells, short, plan)
+    p = T.softmax(3)
+    log_weight = T.logsumexp(3)
+    cell_key, cell_value = ((p.mT @ x).transpose(2, 3) for x in (k, v))
+    log_weight = log_weight.mT
+    entropy = log_weight - (cell_key[..., :head_dim] @ mu.unsqueeze(-1)).squeeze(-1)
+    block_keys = torch.cat([_take_blocks(keys, exact), _replace_column(cell_key, head_dim, entropy.unsqueeze(-1))], 3)
+    flag = torch.ones_like(entropy).unsqueeze(-1)
+    block_values = torch.cat([_take_blocks(values, exact), _replace_column(cell_value, value_dim, flag)], 3)
+    out, cell_weight = _attend_blocks(q, block_keys, block_values, inputs)
+    if slope:
+        M = _slope_matrix(p, k[..., :head_dim], v[..., :value_dim], log_weight, blocks)
+        change = (scale * q - mu.unsqueeze(3)) @ M.unsqueeze(2)
+        out = out + cell_weight * _within_value_range(change, inputs)
+    return blocks.put_back(out, inputs.query.shape[2])
+
+
+def _query_blocks(inputs: _Scaled, plan: TiltedPlan, ordered: bool) -> Parts:
+    """Blocks of neighbouring queries, or of near queries if their order says nothing."""
+    query, mask = inputs.query, inputs.query_mask
+    count = min(plan.num_blocks, query.shape[2])
+    if ordered:
+        return contiguous_parts(mask, query.shape[0], query.shape[2], count, query.device)
+    near = _in_metric_of(query, inputs.key, inputs.key_mask)
+    return tree_parts(near, mask, 1 << (count.bit_length() - 1))
+
+
+def _key_cells(inputs: _Scaled, plan: TiltedPlan) -> tuple[Parts, _Short | None]:
+    """Cells of keys that give near scores to the queries; and which examples have so few keys that they are exact."""
+    key, mask = inputs.key, inputs.key_mask
+    cells = tree_parts(_in_metric_of(key, inputs.query, inputs.query_mask), mask, plan.num_cells)
+    if mask is None:
+        return cells, None
+    short = _Short.among(mask, plan)
+    return short.one_key_per_cell(cells), short
+
+
+@dataclass(frozen=True)
+class _Short:
+    """Examples (B, 1, 1, 1) with at most plan.num_keys valid keys. Their first num_exact keys are the exact ones, and
+    each cell has one of the others, so that nothing is approximated.
+
+    rows (B, num_keys): their valid keys first. filled: bool (B, num_keys).
+    """
+
+    examples: Tensor
+    rows: Tensor
+    filled: Tensor
+    num_exact: int
+
+    @staticmethod
+    def among(mask: Tensor, plan: TiltedPlan) -> _Short:
+        order, count = valid_first(mask, *mask.shape, mask.device)
+        rank = torch.arange(plan.num_keys, device=mask.device)
+        return _Short(
+            (count <= plan.num_keys)[..., None, None], order[:, : plan.num_keys], rank < count, plan.num_exact
+        )
+
+    def one_key_per_cell(self, cells: Parts) -> Parts:
+        rows, filled = (x[:, None, self.num_exact :, None] for x in (self.rows, self.filled))
+        first = torch.arange(cells.rows.shape[-1], device=rows.device) == 0
+        return Parts(
+            torch.where(self.examples, rows, cells.rows), torch.where(self.examples, filled & first, cells.filled)
+        )
+
+
+def _in_metric_of(x: Tensor, others: Tensor, mask: Tensor | None) -> Tensor:
+    """x (B, H, n, P) times the Cholesky factor of the covariance of `others`: two rows of x are then as far apart as
+    their scores with the others are on average."""
+    with torch.no_grad():
+        centred = others - mean_of_valid(others, mask)
+        if mask is not None:
+            centred = centred.masked_fill(~mask[:, None, :, None], 0)
+        covariance = centred.mT @ centred / others.shape[2]
+        size = covariance.diagonal(dim1=-2, dim2=-1)
+        ridge = _RIDGE * size.mean(-1, keepdim=True) + torch.finfo(x.dtype).tiny ** 0.5
+        factor, _ = torch.linalg.cholesky_ex(covariance + torch.diag_embed(ridge.expand_as(size)))
+        return x.detach() @ factor
+
+
+def _pad_keys(inputs: _Scaled) -> Tensor:
+    """Keys with two more features, padded to a good width: a bias (EMPTY where masked), and a one."""
+    key, mask = inputs.key, inputs.key_mask
+    if inputs.gaussian:
+        bias = -0.5 * inputs.scale * key.square().sum(-1, keepdim=True)
+    else:
+        bias = torch.zeros_like(key[..., :1])
+    if mask is not None:
+        bias = bias.masked_fill(~mask[:, None, :, None], EMPTY)
+    return _pad_to_width(torch.cat([key, bias, torch.ones_like(bias)], -1), inputs)
+
+
+def _pad_values(inputs: _Scaled) -> Tensor:
+    return _pad_to_width(inputs.value, inputs)
+
+
+def _pad_to_width(x: Tensor, inputs: _Scaled) -> Tensor:
+    needed = max(inputs.key.shape[-1], inputs.value.shape[-1]) + 2
+    width = _WIDTH_MULTIPLE * math.ceil(needed / _WIDTH_MULTIPLE)
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def _replace_column(x: Tensor, column: int, values: Tensor) -> Tensor:
+    return torch.cat([x[..., :column], values, x[..., column + 1 :]], -1)
+
+
+def _tilt(k: Tensor, mu: Tensor, cells: Parts, short: _Short | None, plan: TiltedPlan) -> tuple[Tensor, Tensor]:
+    """Scores of the block means with the keys of each cell, EMPTY for those that the block attends to exactly:
+    (B, H, cells, slots, blocks); and the rows of the latter, (B, H, blocks, exact)."""
+    head_dim = mu.shape[-1]
+    T = k[..., :head_dim].flatten(2, 3) @ mu.mT + k[..., head_dim, None].flatten(2, 3)
+    if cells.filled is not None:
+        T = T.masked_fill(~cells.filled.flatten(2, 3).unsqueeze(-1), EMPTY)
+    top = T.detach().mT.topk(plan.num_exact, dim=-1, sorted=False).indices
+    rest = T.scatter(2, top.mT, EMPTY)
+    exact = cells.rows.flatten(2, 3).expand(*top.shape[:2], -1).unsqueeze(2).expand(*top.shape[:3], -1).gather(3, top)
+    if short is not None:
+        rest = torch.where(short.examples, T, rest)
+        exact = torch.where(short.examples, short.rows[:, None, None, : plan.num_exact], exact)
+    return rest.unflatten(2, cells.rows.shape[2:]), exact
+
+
+def _take_blocks(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows (B, H, blocks, k) of x (B, H, n, P): (B, H, blocks, k, P)."""
+    return take_rows(x, rows.flatten(2)).unflatten(2, rows.shape[2:])
+
+
+def _attend_blocks(q: Tensor, keys: Tensor, values: Tensor, inputs: _Scaled) -> tuple[Tensor, Tensor]:
+    """Softmax attention of each block q (B, H, blocks, b, P) over its keys; and the weight of cells for each query.
+
+    The bias of a key is a feature that every query multiplies by one, so its gradient comes with the key's. For the
+    Gaussian kernel a null key with logit 0 and value 0 joins: its weight is 1 / (1 + sum_j kappa(q_i, k_j)), and
+    dividing by it leaves the sum that is not normalised.
+    """
+    scale, head_dim, value_dim = inputs.scale, q.shape[-1], inputs.value.shape[-1]
+    bias = torch.full_like(q[..., :1], 1 / scale)
+    height = -0.5 * q.square().sum(-1, keepdim=True) if inputs.gaussian else torch.zeros_like(bias)
+    query = F.pad(torch.cat([q, bias, height], -1), (0, keys.shape[-1] - head_dim - 2))
+    if inputs.gaussian:
+        null = torch.zeros_like(values[..., :1, :])
+        keys = torch.cat([keys, null], 3)
+        values = torch.cat([values, _replace_column(null, value_dim + 1, torch.ones_like(null[..., :1]))], 3)
+    out = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (query, keys, values)), scale=scale)
+    out = out.unflatten(0, q.shape[:2])
+    if inputs.gaussian:
+        out = out / out[..., value_dim + 1, None]
+    return out[..., :value_dim], out[..., value_dim, None]
+
+
+def _slope_matrix(p: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, blocks: Parts) -> Tensor:
+    """M = sum_j a_j (k_j - k_cell) v_j^T / sum_j a_j, with k_cell the mean of a cell's keys under a: (B, H, P, Pv).
+
+    p: (B, H, cells, slots, blocks). k and v: keys and values by cell. log_weight: (B, H, blocks, cells).
+    """
+    share = log_weight.softmax(-1)
+    if blocks.filled is not None:
+        share = share.masked_fill(~blocks.filled.any(-1, keepdim=True), 0)
+    a = p @ share.mT.unsqueeze(-1)
+    total = a.sum(3, keepdim=True)
+    # Above zero by so much that the gradient of a division by it does not overflow.
+    least = torch.finfo(a.dtype).tiny ** 0.5
+    centred = k - (a * k).sum(3, keepdim=True) / total.clamp(min=least)
+    return (a * centred).flatten(2, 3).mT @ v.flatten(2, 3) / total.sum(2).clamp(min=least)
+
+
+def _within_value_range(change: Tensor, inputs: _Scaled) -> Tensor:
+    """`change` (B, H, blocks, b, Pv), cut where it is larger than the distance between any two values: a query far from
+    its block's mean would leave the range of first order."""
+    low, high = value_range(inputs.value.detach(), inputs.key_mask)
+    most = (high - low).unsqueeze(2)
+    return change.clamp(-most, most)
+
+
+@register
+@dataclass(eq=False, repr=False, kw_only=True)
+class TiltedAttention(Attention):
+    """Softmax attention with exact keys and tilted cells per block of queries; see `tilted_attention`."""
+
+    name = "tilted"
+    cannot: ClassVar[Mapping[Promise, str]] = {
+        Promise.CAUSAL: "a block of queries shares its exact keys and cells, whose keys may come later than a query; "
+        "attention='kernelized' and 'softmax' are causal",
+        Promise.DROPOUT: "most weights are never formed; put nn.Dropout after the attention instead",
+    }
+
+    budget: int | None = None
+    num_blocks: int | None = None
+    num_exact: int | None = None
+    num_cells: int | None = None
+    slope: bool = True
+    ordered: bool = True
+    scale: float | None = None
+    kernel: str = "softmax"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kernel(self.kernel)
+        self.plan = TiltedPlan.choose(self.budget, self.num_blocks, self.num_exact, self.num_cells)
+
+    def attend(self, inputs: Inputs) -> Tensor:
+        return _attend(inputs, self.plan, self.slope, self.ordered, self.scale, self.kernel)
