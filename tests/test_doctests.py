@@ -26,7 +26,9 @@ WITH_EXAMPLE = [
     "list_attentions",
     "skyformer_attention",
     "softmax_attention",
+    "suggest_budget",
     "suggest_landmarks",
+    "tilted_attention",
 ]
 
 

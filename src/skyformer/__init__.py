@@ -4,7 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from skyformer.attention import build_attention, list_attentions
+from skyformer.attention.budget import suggest_budget
 from skyformer.attention.multihead import MultiheadAttention
+from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import MissingExtraError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.landmarks import suggest_landmarks
@@ -27,7 +29,9 @@ __all__ = [
     "list_attentions",
     "skyformer_attention",
     "softmax_attention",
+    "suggest_budget",
     "suggest_landmarks",
+    "tilted_attention",
 ]
 
 _MODELS = ("ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder")

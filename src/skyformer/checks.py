@@ -105,6 +105,13 @@ def check_probability(name: str, number: float) -> None:
         raise InputError(f"{name} must be in [0, 1); got {number!r}")
 
 
+def check_share(share: float) -> None:
+    """`share` is a share of heads, above zero and at most one."""
+    check_positive("share", share)
+    if share > 1:
+        raise InputError(f"share must be at most 1, which means all heads; got {share!r}")
+
+
 def check_finite_inputs(**tensors: Tensor) -> None:
     """No NaN and no Inf. Takes a pass over the data and a device synchronisation, so callers make it optional."""
     for name, x in tensors.items():

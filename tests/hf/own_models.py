@@ -13,7 +13,7 @@ from skyformer.hf.modeling import SkyformerPreTrainedModel
 
 ATTENTIONS = list_attentions()
 VOCAB, MAX_LENGTH = 13, 48
-SMALL = {"num_landmarks": 8, "num_features": 8, "chunk_size": 4, "num_buckets": 4, "block_size": 4}
+SMALL = {"num_landmarks": 8, "num_features": 8, "budget": 8, "chunk_size": 4, "num_buckets": 4, "block_size": 4}
 """Options, where a mechanism has them, that make it approximate already at 40 tokens."""
 
 AnyModel = TypeVar("AnyModel", bound=SkyformerPreTrainedModel)

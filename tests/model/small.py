@@ -15,9 +15,9 @@ VOCAB, MAX_LENGTH = 11, 48
 
 
 def small_config(attention: str = "skyformer", **settings: Any) -> ModelConfig:
-    """16 features and, where the mechanism has such an option, 8 landmarks or features."""
+    """16 features and, where the mechanism has such an option, 8 landmarks, features or scores per query."""
     known = attention_options(attention)
-    shrunk = {option: 8 for option in ("num_landmarks", "num_features") if option in known}
+    shrunk = {option: 8 for option in ("num_landmarks", "num_features", "budget") if option in known}
     defaults: dict[str, Any] = {
         "vocab_size": VOCAB,
         "max_length": MAX_LENGTH,

@@ -43,7 +43,7 @@ KERNELS = ("softmax", "gaussian")
 EMPTY = -1e9
 """The logit of a key that does not exist. It is finite, so that a cell without keys has a finite gradient."""
 
-_SMALLEST_BUDGET = 8
+SMALLEST_BUDGET = 8
 _RIDGE = 1e-4
 _WIDTH_MULTIPLE = 8
 
@@ -66,7 +66,7 @@ class TiltedPlan:
     def of_budget(budget: int) -> TiltedPlan:
         """A plan of `budget` scores per query: powers of two near a fifth of it for blocks and a quarter for cells, the
         rest for exact keys. Chosen on half the heads of three layers of a pretrained MiniLM; see docs/tilted.md."""
-        check_at_least("budget", budget, _SMALLEST_BUDGET)
+        check_at_least("budget", budget, SMALLEST_BUDGET)
         blocks, cells = (2 ** round(math.log2(budget / part)) for part in (5, 4))
         return TiltedPlan(blocks, budget - blocks - cells, cells)
 
@@ -141,11 +141,12 @@ def tilted_attention(
     """
     inputs = TiltedAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
     check_scale(scale)
-    _check_kernel(kernel)
+    check_kernel(kernel)
     return _attend(inputs, TiltedPlan.choose(budget, num_blocks, num_exact, num_cells), slope, ordered, scale, kernel)
 
 
-def _check_kernel(kernel: str) -> None:
+def check_kernel(kernel: str) -> None:
+    """`kernel` is the name of one of `KERNELS`."""
     if kernel not in KERNELS:
         raise UnknownNameError("kernel of tilted attention", kernel, KERNELS)
 
@@ -385,7 +386,7 @@ class TiltedAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_kernel(self.kernel)
+        check_kernel(self.kernel)
         self.plan = TiltedPlan.choose(self.budget, self.num_blocks, self.num_exact, self.num_cells)
 
     def attend(self, inputs: Inputs) -> Tensor:

@@ -25,7 +25,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skyformer.checks import check_at_least, check_masks, check_positive, check_query_key_value, check_scale
+from skyformer.checks import (
+    check_at_least,
+    check_masks,
+    check_positive,
+    check_query_key_value,
+    check_scale,
+    check_share,
+)
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.landmarks.base import Candidates, CustomSampler, Landmarks, Sampler, get_sampler
 from skyformer.landmarks.rows import landmark_rows, shuffle_rows, take_rows
@@ -102,7 +109,7 @@ def suggest_landmarks(
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)
-    _check_share(share)
+    check_share(share)
     check_positive("gamma", gamma)
     check_at_least("num_samples", num_samples, 1)
     check_at_least("num_draws", num_draws, 1)
@@ -218,12 +225,6 @@ def _check_below_one(name: str, value: float) -> None:
     check_positive(name, value)
     if value >= 1:
         raise InputError(f"{name} must be below 1, which is the error without any landmarks; got {value!r}")
-
-
-def _check_share(share: float) -> None:
-    check_positive("share", share)
-    if share > 1:
-        raise InputError(f"share must be at most 1, which means all heads; got {share!r}")
 
 
 def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:

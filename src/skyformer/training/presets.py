@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from skyformer.attention import attention_class
+from skyformer.attention.tilted import SMALLEST_BUDGET
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.settings import setting_names, unknown_setting
@@ -43,6 +44,7 @@ def feature_options(attention: str, features: int) -> Tree:
         "performer": {"num_features": features},
         # In each hashing round a query attends to two chunks.
         "reformer": {"num_hashes": _REFORMER_HASHES, "chunk_size": max(1, features // (2 * _REFORMER_HASHES))},
+        "tilted": {"budget": max(SMALLEST_BUDGET, features)},
         # The paper makes an exception for BigBird: eight blocks of 64 per query.
         "bigbird": {},
     }

@@ -149,7 +149,7 @@ def layer_contender(name: str) -> Contender:
 
 def _feature_options(name: str, shape: Shape) -> dict[str, Any]:
     known = attention_options(name)
-    return {option: shape.landmarks for option in ("num_landmarks", "num_features") if option in known}
+    return {option: shape.landmarks for option in ("num_landmarks", "num_features", "budget") if option in known}
 
 
 class _PlainLinformer(nn.Module):
