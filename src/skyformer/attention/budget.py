@@ -64,7 +64,7 @@ def suggest_budget(
         >>> skyformer.suggest_budget(query, key, value, epsilon=0.05) < 240
         True
     """
-    inputs = TiltedAttention.check_inputs(query, key, value, key_mask, query_mask)
+    inputs = TiltedAttention.checked(Inputs(query, key, value, key_mask, query_mask))
     check_positive("epsilon", epsilon)
     check_share(share)
     check_at_least("num_rows", num_rows, 1)
@@ -75,9 +75,17 @@ def suggest_budget(
     def is_enough(budget: int) -> bool:
         if TiltedPlan.of_budget(budget).num_keys >= key.shape[2]:
             return True
-        masks = {"key_mask": key_mask, "query_mask": query_mask}
         out = tilted_attention(
-            query, key, value, budget=budget, slope=slope, ordered=ordered, scale=scale, kernel=kernel, **masks
+            query,
+            key,
+            value,
+            budget=budget,
+            key_mask=key_mask,
+            query_mask=query_mask,
+            slope=slope,
+            ordered=ordered,
+            scale=scale,
+            kernel=kernel,
         )
         reached = sample.errors(out) <= epsilon
         return int(reached.sum()) >= math.ceil(share * reached.numel() - 1e-9)

@@ -139,7 +139,7 @@ def tilted_attention(
         >>> bool((out - exact).norm() < 0.05 * exact.norm())
         True
     """
-    inputs = TiltedAttention.check_inputs(query, key, value, key_mask, query_mask, is_causal)
+    inputs = TiltedAttention.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
     check_scale(scale)
     check_kernel(kernel)
     return _attend(inputs, TiltedPlan.choose(budget, num_blocks, num_exact, num_cells), slope, ordered, scale, kernel)
@@ -157,11 +157,10 @@ def _attend(inputs: Inputs, plan: TiltedPlan, slope: bool, ordered: bool, scale:
     scale = scale_of(query, scale)
     if key.shape[2] > plan.num_keys and query.numel() > 0:
         # An example without keys is computed as if it had all of them, which is finite, and its output is then zero.
-        keyless = None if key_mask is None else ~key_mask.any(-1, keepdim=True)
-        some = None if key_mask is None else key_mask | keyless
-        scaled = _Scaled(query, key, value, some, inputs.query_mask, False, scale, kernel == "gaussian")
+        some_keys = None if key_mask is None else key_mask | ~key_mask.any(-1, keepdim=True)
+        scaled = _Scaled(query, key, value, some_keys, inputs.query_mask, False, scale, kernel == "gaussian")
         out = _approximate(scaled.centred(), plan, slope, ordered)
-        return out if keyless is None else out.masked_fill(keyless[..., None, None], 0)
+        return out if key_mask is None else out.masked_fill(~key_mask.any(-1)[:, None, None, None], 0)
     if kernel == "gaussian":
         return attend_kernelized(query, key, value, key_mask, Plan(GaussianKernel(), scale))
     return attend_softmax(query, key, value, key_mask, False, scale)
@@ -242,7 +241,7 @@ class _Short:
 
     @staticmethod
     def among(mask: Tensor, plan: TiltedPlan) -> _Short:
-        order, count = valid_first(mask, *mask.shape, mask.device)
+        order, count = valid_first(mask, mask.shape[0], mask.shape[1], mask.device)
         rank = torch.arange(plan.num_keys, device=mask.device)
         return _Short(
             (count <= plan.num_keys)[..., None, None], order[:, : plan.num_keys], rank < count, plan.num_exact
@@ -251,9 +250,9 @@ class _Short:
     def one_key_per_cell(self, cells: Parts) -> Parts:
         rows, filled = (x[:, None, self.num_exact :, None] for x in (self.rows, self.filled))
         first = torch.arange(cells.rows.shape[-1], device=rows.device) == 0
-        return Parts(
-            torch.where(self.examples, rows, cells.rows), torch.where(self.examples, filled & first, cells.filled)
-        )
+        own = filled & first
+        others = torch.ones_like(own) if cells.filled is None else cells.filled
+        return Parts(torch.where(self.examples, rows, cells.rows), torch.where(self.examples, own, others))
 
 
 def _in_metric_of(x: Tensor, others: Tensor, mask: Tensor | None) -> Tensor:
@@ -332,7 +331,8 @@ def _attend_blocks(q: Tensor, keys: Tensor, values: Tensor, inputs: _Scaled) -> 
         null = torch.zeros_like(values[..., :1, :])
         keys = torch.cat([keys, null], 3)
         values = torch.cat([values, _replace_column(null, value_dim + 1, torch.ones_like(null[..., :1]))], 3)
-    out = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (query, keys, values)), scale=scale)
+    query, keys, values = (x.flatten(0, 1) for x in (query, keys, values))
+    out = F.scaled_dot_product_attention(query, keys, values, scale=scale)
     out = out.unflatten(0, q.shape[:2])
     if inputs.gaussian:
         out = out / out[..., value_dim + 1, None]
