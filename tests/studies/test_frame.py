@@ -14,7 +14,7 @@ import pytest
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.report.progress import Silent
 from skyformer.studies import list_studies, register_study, run_study, study_class
-from skyformer.studies.base import make_options, option_fields, quantile
+from skyformer.studies.base import make_options, option_fields
 from skyformer.studies.record import read_record, record_path, significant
 from skyformer.studies.targets import at_least, at_most, close_to
 from tests.helpers import refused
@@ -232,9 +232,3 @@ def test_targets_pass_up_to_their_limit() -> None:
     assert [at_most("time", value, 2).passed for value in (2, 2.1)] == [True, False]
     assert [at_least("time", value, 2).passed for value in (2, 1.9)] == [True, False]
     assert [close_to("mean", value, 2, 0.1).passed for value in (1.7, 1.9, 2.1, 2.3)] == [False, True, True, False]
-
-
-def test_quantiles() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([0.0, 1.0], 0.25) == 0.25
-    assert quantile([1.0, float("inf"), float("inf")], 0.75) == float("inf")

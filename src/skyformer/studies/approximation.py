@@ -31,8 +31,8 @@ from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
 from skyformer.ops.kernels import GaussianKernel, half_norms
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import Table, from_frame, number, yes_or_no
-from skyformer.studies.base import option, quantile
-from skyformer.studies.frames import median_and_quartiles, to_frame
+from skyformer.studies.base import option
+from skyformer.studies.frames import median_and_quartiles, quantile, to_frame
 from skyformer.studies.heads import LENGTHS_HELP, LONG_LENGTHS_HELP, SHORTEST, HeadOptions, Heads, HeadStudy
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
@@ -76,7 +76,7 @@ class Options(HeadOptions):
         (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), small=(1e-4, 1e-2, 1.0), above=0, help="Regularisations of Skyformer."
     )
     seeds: tuple[int, ...] = option(
-        (0, 1, 2), small=(0,), least=0, required=True, help="Numbers of passages; each is also the random seed."
+        (0, 1, 2), small=(0,), least=0, required=True, help="Passages, by number, which is also the random seed."
     )
     long_seeds: tuple[int, ...] = option((0,), least=0, required=True, help="The same for --long-lengths.")
 

@@ -247,14 +247,3 @@ def _spell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return NONE if value is None else str(value)
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The q-th quantile, linear between neighbours."""
-    ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    if ordered[low] == ordered[high]:  # both may be infinite
-        return ordered[low]
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -64,7 +64,7 @@ class Options(HeadOptions):
     delta: float = option(0.1, above=0, below=1, help="Probability with which the guarantee may fail.")
     heads: int = option(12, small=4, least=1, help="Heads to measure, spread over all layers; fewer beyond 512 tokens.")
     seeds: tuple[int, ...] = option(
-        (0, 1, 2), small=(0,), least=0, required=True, help="Numbers of passages for d_stat."
+        (0, 1, 2), small=(0,), least=0, required=True, help="Passages for d_stat, by number."
     )
     draw_length: int = option(
         128, small=64, least=SHORTEST, help="Tokens of the passage for repeated draws of landmarks."
@@ -80,7 +80,7 @@ class Options(HeadOptions):
         (0.3, 0.1), small=(0.3,), above=0, below=1, help="Errors to suggest a number of landmarks for."
     )
     held_out: tuple[int, ...] = option(
-        (8, 9), small=(5,), least=0, help="Numbers of passages for suggestions; each is also tried on the next passage."
+        (8, 9), small=(5,), least=0, help="Passages for suggestions, by number; each is also tried on the next one."
     )
 
 

@@ -44,6 +44,17 @@ def with_paper(ours: DataFrame, papers: DataFrame, show: Callable[[float], str] 
     return ours.astype(object).where(ours.notna(), NOTHING) + brackets
 
 
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-th quantile, linear between neighbours. Unlike in pandas, values may be infinite."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:  # both may be infinite
+        return ordered[low]
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
 def median_and_quartiles(quartiles: Sequence[float]) -> str:
     """The 25, 50 and 75 % quantiles as text: 0.2 [0.1, 0.3]; an infinite error is a failure."""
     low, middle, high = (number(x) if x < math.inf else "fails" for x in quartiles)

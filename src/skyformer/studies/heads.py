@@ -156,7 +156,7 @@ class HeadSource:
         if inner < 1 or len(self._tokens) < (seed + 1) * inner:
             raise DataError(
                 f"the text {self.text_name} has {len(self._tokens):,} tokens, but passage {seed} of {length:,} ends at "
-                f"token {(seed + 1) * inner:,}; use a longer --text, shorter lengths, or smaller numbers of passages "
+                f"token {(seed + 1) * inner:,}; use a longer --text, shorter lengths, or passages with smaller numbers "
                 "(--seeds, --held-out)"
             )
 
@@ -332,7 +332,7 @@ class HeadOptions(ModelOptions):
     """Options of every study of the heads of a model."""
 
     weights: tuple[str, ...] = option(
-        ("pretrained", "initialised"), small=("initialised",), help="Weights of the model: one kind or both."
+        ("pretrained", "initialised"), small=("initialised",), help="Weights: pretrained, initialised, or both."
     )
 
 

@@ -487,7 +487,7 @@ def _score_figure(scores: Scores) -> Figure:
 
 
 def _line(spread: DataFrame, attention: str) -> Series:
-    """The middle, with a band from the least to the most, by what the second level of the index says."""
+    """Three columns of one attention as a line with a band; the rest of the index is x."""
     here = spread.loc[attention]
     middle, low, high = (missing_as_none(here[name]) for name in here)
     return Series(TITLES[attention], here.index.tolist(), middle, low, high)
