@@ -8,40 +8,45 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.cli.typed import CommandLine
+from skyformer.errors import DataError
+from skyformer.lra import preparation
+from tests.cli.conftest import CommandLine
 from tests.lra.fake_files import pair_files, review_files, write_folder, write_tar
 
 SMALL = ("listops", "--max-length", 64, "--limit", 5)
 
 
-@pytest.fixture(autouse=True)
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SKYFORMER_DATA", str(tmp_path / "data"))
-    return tmp_path / "data"
-
-
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+def data(skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(monkeypatch, capsys, "data")
 
 
-def test_prepare_prints_folder_and_size(data: CommandLine, data_dir: Path) -> None:
+def test_prepare_prints_folder_and_size(data: CommandLine, data_dir: Path, tmp_path: Path) -> None:
     outcome = data("prepare", *SMALL)
     assert outcome.code == 0
     assert str(data_dir / "listops-length64-limit5") in outcome.output
     assert "5 train, 5 dev, 5 test; 0.0 MB" in outcome.output
     assert "was already prepared" in data("prepare", *SMALL).output
     assert "is prepared" in data("prepare", *SMALL, "--force").output
-
-
-def test_prepare_from_files(data: CommandLine, tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "aclImdb.tar.xz", review_files(10), "w:xz")
     outcome = data("prepare", "text", "--from", archive)
     assert "18 train, 2 dev, 20 test" in outcome.output
     assert f"note: {archive} has 40 examples; the complete official data has 50,000" in outcome.errors
 
 
-def test_list(data: CommandLine, tmp_path: Path) -> None:
+def test_prepare_all_continues_after_a_failure(data: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("cannot download")
+
+    monkeypatch.setattr(preparation.Download, "run", fail)
+    outcome = data("prepare", "all", "--limit", 3, "--level", "easy", "--max-length", 64, "--workers", 1)
+    assert outcome.code == 2
+    assert "listops-length64-limit3 is prepared" in outcome.output
+    assert "pathfinder-easy-limit3 is prepared" in outcome.output
+    assert "3 of 5 tasks could not be prepared: text, retrieval, image" in outcome.errors
+
+
+def test_list_and_show_pairs(data: CommandLine, tmp_path: Path) -> None:
     data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
     lines = data("list").output.splitlines()
     assert lines[0] == f"data folder: {tmp_path / 'data'}"
@@ -49,16 +54,9 @@ def test_list(data: CommandLine, tmp_path: Path) -> None:
     assert "source: pairs" in lines[1]
     assert len(lines) == 6
     assert "skyformer data prepare listops" in "\n".join(lines[2:])
-
-
-def test_show_expressions(data: CommandLine, tmp_path: Path) -> None:
-    data("prepare", *SMALL)
-    outcome = data("show", *SMALL, "-n", 2, "--split", "dev")
-    assert outcome.output.count("label") == 2
-    assert "[M" in outcome.output
-    outcome = data("show", *SMALL, "--png", tmp_path / "x.png")
-    assert outcome.code == 2
-    assert "--png needs a task with images" in outcome.errors
+    shown = data("show", "retrieval", "-n", 1).output
+    assert "abab" in shown
+    assert "cdcd" in shown
 
 
 def test_show_text_cannot_steer_the_terminal(data: CommandLine, tmp_path: Path) -> None:
@@ -70,28 +68,24 @@ def test_show_text_cannot_steer_the_terminal(data: CommandLine, tmp_path: Path) 
     assert "\x1b" not in outcome.output
 
 
-def test_show_pairs(data: CommandLine, tmp_path: Path) -> None:
-    data("prepare", "retrieval", "--from", write_folder(tmp_path / "pairs", pair_files(4)))
-    outcome = data("show", "retrieval", "-n", 1)
-    assert "abab" in outcome.output
-    assert "cdcd" in outcome.output
-
-
 def test_show_pictures(data: CommandLine, tmp_path: Path) -> None:
     options = ("pathfinder", "--level", "easy", "--limit", 4)
     data("prepare", *options, "--workers", 1)
     drawn = data("show", *options, "-n", 1).output
     assert len(drawn.splitlines()) >= 32
     assert "##" in drawn
-    outcome = data("show", *options, "-n", 4, "--png", tmp_path / "paths.png")
-    assert outcome.code == 0
+    assert data("show", *options, "-n", 4, "--png", tmp_path / "paths.png").code == 0
     with Image.open(tmp_path / "paths.png") as picture:
         assert picture.format == "PNG"
 
 
-def test_verify(data: CommandLine, data_dir: Path) -> None:
+def test_show_and_verify_expressions(data: CommandLine, data_dir: Path, tmp_path: Path) -> None:
     assert "nothing is prepared" in data("verify").output
     data("prepare", *SMALL)
+    shown = data("show", *SMALL, "-n", 2, "--split", "dev").output
+    assert shown.count("label") == 2
+    assert "[M" in shown
+    assert "--png needs a task with images" in data.refused("show", *SMALL, "--png", tmp_path / "x.png")
     assert data("verify").output == "listops-length64-limit5: ok\n"
     (file,) = (data_dir / "listops-length64-limit5").glob("dev-*.arrow")
     file.write_bytes(file.read_bytes().replace(b"\x01", b"\x02", 1))
@@ -104,56 +98,7 @@ def test_verify(data: CommandLine, data_dir: Path) -> None:
     assert f"damaged: {file} is missing" in data("list").output
 
 
-def test_prepare_all_continues_after_a_failure(data: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skyformer.errors import DataError
-    from skyformer.lra import preparation
-
-    def fail(*_: object) -> None:
-        raise DataError("cannot download")
-
-    monkeypatch.setattr(preparation.Download, "run", fail)
-    outcome = data("prepare", "all", "--limit", 3, "--level", "easy", "--max-length", 64, "--workers", 1)
-    assert outcome.code == 2
-    assert "listops-length64-limit3 is prepared" in outcome.output
-    assert "pathfinder-easy-limit3 is prepared" in outcome.output
-    assert "3 of 5 tasks could not be prepared: text, retrieval, image" in outcome.errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("prepare", "listop"), "Did you mean 'listops'?"),
-        (("prepare", "listops", "--limit", "0"), "at least 1"),
-        (("prepare", "listops", "--level", "easy"), "only pathfinder has levels; got 'easy'"),
-        (("prepare", "pathfinder", "--level", "brutal"), "level must be one of easy, intermediate, hard; got 'brutal'"),
-        (("prepare", "listops", "--max-length", "8"), "from 16 to 2000; got 8"),
-        (("prepare", "text", "--max-length", "100"), "must be left out for text"),
-        (("prepare", "image", "--max-length", "100"), "must be left out for image"),
-        (("show", "text", "--max-length", "100"), "must be left out for text"),
-        (("prepare", "text", "--from", "nowhere"), "nowhere does not exist"),
-        (("prepare", "all", "--from", "."), "each task separately"),
-        (("show", "text"), "skyformer data prepare text"),
-        (("show", "listops", "-n", "0"), "at least 1"),
-    ],
-)
-def test_errors_are_one_line(data: CommandLine, words: tuple[str, ...], message: str) -> None:
-    outcome = data(*words)
-    assert outcome.code == 2
-    assert message in outcome.errors
-    assert outcome.errors.count("\n") == 1
-    assert outcome.errors.startswith("error: ")
-
-
-@pytest.mark.parametrize("command", [(), ("prepare",), ("list",), ("show",), ("verify",)])
-def test_help(data: CommandLine, command: tuple[str, ...]) -> None:
-    outcome = data(*command, "--help")
-    assert outcome.code == 0
-    assert "Usage" in outcome.output
-
-
 def test_without_the_extra_it_says_what_to_install(data: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     monkeypatch.delitem(sys.modules, "skyformer.lra.folders", raising=False)
-    outcome = data("list")
-    assert outcome.code == 2
-    assert "pip install 'skyformer[lra]'" in outcome.errors
+    assert "pip install 'skyformer[lra]'" in data.refused("list")

@@ -1,9 +1,9 @@
-"""The `skyformer` command itself: missing packages become one line, and real bugs stay tracebacks."""
+"""The `skyformer` command itself: help, wrong commands, missing packages, and bugs that stay tracebacks."""
 
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -12,10 +12,87 @@ import pytest
 
 from skyformer.cli import main as command
 from skyformer.errors import EXTRA_OF_MODULE
-from tests.cli.typed import CommandLine
+from tests.cli.conftest import CommandLine
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
+HELP = {
+    "": "demo train evaluate predict sweep runs bench study data --debug",
+    "train": "--attention --preset --set --resume --show-config",
+    "data": "prepare list show verify",
+    "data prepare": "--from --limit --level --workers",
+    "bench": "attention conversion data huggingface interleaved-steps targets training training-step",
+    "bench attention": "--lengths --batch --heads --head-dim --landmarks --dtype --threads --no-peers",
+    "study": "approximation dimension all",
+    "study dimension": "--epsilons --draws --small --output --render",
+}
+
+
+@pytest.mark.parametrize("words", HELP)
+def test_help_lists_commands_and_options(skyformer: CommandLine, words: str) -> None:
+    outcome = skyformer(*words.split(), "--help")
+    assert outcome.code == 0
+    assert [name for name in HELP[words].split() if name not in outcome.output] == []
+
+
+def test_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["skyformer", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("skyformer", run_name="__main__")
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "promised"),
+    [
+        ("train", "name a task to train on: listops, text"),
+        ("train txet", "unknown task 'txet'; known: image, listops, pathfinder, retrieval, text. Did you mean 'text'?"),
+        ("train text --set optim.lrr=1", "Did you mean 'optim.lr'?"),
+        ("train --resume nothing", "there is no run 'nothing'"),
+        ("train --resume nothing --config x.yaml", "use only one of them"),
+        ("train --config nowhere.yaml", "nowhere.yaml cannot be read"),
+        ("train text --seed 1 --config x.yaml", "--config has every setting; leave out task, seed"),
+        ("train listops --set task.limit=50", "run: skyformer data prepare listops --limit 50\n"),
+        ("evaluate nothing", "there is no run 'nothing'"),
+        ("predict nothing text", "there is no run 'nothing'"),
+        ("sweep --task listops --attention skyfromer", "Did you mean 'skyformer'?"),
+        ("sweep --task listops --seeds 0,x", "whole numbers separated by commas; got '0,x'"),
+        ("sweep --task listops --address head:6379", "--address can be used only with --engine ray"),
+        ("sweep --task listops --engine ray --memory much", "such as 500MB or 4GB; got 'much'"),
+        ("sweep --task listops", "run: skyformer data prepare listops"),
+        ("runs --task txt", "unknown task 'txt'"),
+        ("runs --attention skyfromer", "Did you mean 'skyformer'?"),
+        ("runs --preset papr", "Did you mean 'paper'?"),
+        ("runs --format latex --list", "remove --list"),
+        ("bench attention --lengths many", "--lengths must be a whole number, or several separated by commas; got 'ma"),
+        ("bench attention --lengths 0", "--lengths must be at least 1; got 0"),
+        ("bench attention --dtype int8", "known: bfloat16, float16, float32, float64"),
+        ("study dimension --render --output no/such/folder", "run the command without --render first"),
+        ("demo --output new --attention skyfromer", "Did you mean 'skyformer'?"),
+        ("data prepare listop", "Did you mean 'listops'?"),
+        ("data prepare image --max-length 100", "must be left out for image"),
+        ("data prepare all --from .", "each task separately"),
+        ("data show text --max-length 100", "must be left out for text"),
+        ("data show text", "skyformer data prepare text"),
+        ("data show listops -n 0", "at least 1"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_makes_nothing(
+    skyformer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, promised: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert promised in skyformer.refused(*words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["--debug train txet", "train --debug txet", "train txet --debug", "evaluate nothing --debug"]
+)
+def test_debug_anywhere_on_the_line_prints_the_traceback(skyformer: CommandLine, words: str) -> None:
+    outcome = skyformer(*words.split())
+    assert outcome.code == 2
+    assert "Traceback (most recent call last)" in outcome.errors
+    assert outcome.errors.splitlines()[-1].startswith("error: ")
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,13 +106,11 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("module", "extra"), [("typer", "cli"), ("lightning.pytorch", "train"), ("ray", "ray")])
 def test_a_missing_package_is_reported_with_its_extra(
-    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: str, extra: str, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(module, monkeypatch)
-    outcome = CommandLine(monkeypatch, capsys)("train", "listops")
-    assert outcome.code == 2
     package = module.partition(".")[0]
-    assert outcome.errors == (
+    assert skyformer.refused("train", "listops") == (
         f"error: {package!r} is not installed: pip install 'skyformer[{extra}]', "
         f"or in a clone pip install '.[{extra}]'\n"
     )
@@ -54,9 +129,3 @@ def test_every_module_belongs_to_an_extra_that_installs_it() -> None:
             continue  # installed by datasets
         names = [re.split("[<>=!]", requirement)[0] for requirement in extras[extra]]
         assert DISTRIBUTIONS.get(module, module.replace("_", "-")) in names
-
-
-def test_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "skyformer", "--help"], capture_output=True, text=True, check=True)
-    assert "Usage" in done.stdout
-    assert "sweep" in done.stdout

@@ -11,7 +11,7 @@ from skyformer.cli.study import build_app
 from skyformer.errors import DataError, InterruptedRunError
 from skyformer.registry import Registry
 from skyformer.studies.base import StudyClass
-from tests.cli.typed import CommandLine
+from tests.cli.conftest import CommandLine
 from tests.studies.tiny_bert import write_text, write_tiny_bert
 from tests.studies.toy import Cell, Result, Squares
 
@@ -78,6 +78,7 @@ def test_options_of_a_study_are_options_of_its_command(toy: CommandLine) -> None
     assert done.code == 2
     assert "was measured with power 1.0, this command has 2.0" in done.errors
     assert "--output" in done.errors
+    assert "--seeds must be a whole number, or several" in toy.refused("squares", "--seeds", "many")
 
 
 def test_a_missed_target_is_reported_with_exit_code_1(toy: CommandLine) -> None:
@@ -86,20 +87,6 @@ def test_a_missed_target_is_reported_with_exit_code_1(toy: CommandLine) -> None:
     assert done.code == 1
     assert "squares missed 2 of 6 targets: square of 4" in done.errors
     assert toy("squares", "--render").code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "promised"),
-    [
-        (["--seeds", "many"], "--seeds must be a whole number, or several"),
-        (["--render", "--output", "no/such/folder"], "run the command without --render first"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(toy: CommandLine, arguments: list[str], promised: str) -> None:
-    done = toy("squares", *arguments)
-    assert done.code == 2
-    assert promised in done.errors
-    assert len(done.errors.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,15 +132,6 @@ def test_an_interrupt_while_figures_are_drawn_is_explained_too(
     done = toy("squares")
     assert done.code == 130
     assert "run the same command again to resume" in done.errors
-
-
-def test_help_lists_studies_and_their_options(skyformer: CommandLine) -> None:
-    listed = skyformer("--help").output
-    for name in ("approximation", "dimension", "all"):
-        assert name in listed
-    options = skyformer("dimension", "--help").output
-    for option in ("--epsilons", "--draws", "--small", "--output", "--render"):
-        assert option in options
 
 
 def test_all_studies_run_even_if_one_lacks_its_data(toy: CommandLine) -> None:

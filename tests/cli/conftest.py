@@ -1,9 +1,10 @@
-"""Runs `skyformer` commands in this process."""
+"""Runs `skyformer` commands in this process, with folders of data and runs of their own."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,22 @@ class CommandLine:
         assert outcome.errors.startswith("error: ")
         assert outcome.errors.count("\n") == 1
         return outcome.errors
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def skyformer(
+    data_dir: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    monkeypatch.setenv("SKYFORMER_DATA", str(data_dir))
+    monkeypatch.setenv("SKYFORMER_RUNS", str(runs_dir))
+    return CommandLine(monkeypatch, capsys)
