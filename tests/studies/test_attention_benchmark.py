@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,10 @@ from skyformer.studies import run_study
 from skyformer.studies.benchmarks import attention, targets
 from skyformer.studies.benchmarks.attention import (
     AttentionBenchmark,
+    Cell,
     Options,
+    Result,
+    Row,
     approximation_error,
     measure_fresh,
     measure_here,
@@ -27,7 +29,7 @@ from skyformer.studies.benchmarks.contenders import SDPA, Contender, Shape, atte
 from skyformer.studies.benchmarks.correctness import IncorrectError, check_contender
 from skyformer.studies.benchmarks.inputs import make_tokens
 from skyformer.studies.benchmarks.targets import TargetsBenchmark
-from skyformer.studies.benchmarks.timing import StepTimes, interleave
+from skyformer.studies.benchmarks.timing import interleave
 from tests.helpers import refused
 
 SMALL = Shape(length=96, heads=2, head_dim=8, landmarks=16)
@@ -53,8 +55,8 @@ def test_correct_contenders_pass_the_check(name: str, dtype: str) -> None:
 
 
 def test_wrong_numbers_stop_the_benchmark_before_any_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Contender("skyformer", False, with_reversed_values)
-    monkeypatch.setattr(attention, "choose_contenders", lambda names, peers: [SDPA, broken])
+    contenders = {"sdpa": SDPA, "skyformer": Contender("skyformer", False, with_reversed_values)}
+    monkeypatch.setattr(attention, "find_contender", contenders.get)
     with refused(IncorrectError, "skyformer: output differs from a dense float64 computation"):
         run_study(AttentionBenchmark(OPTIONS), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -71,10 +73,11 @@ def test_tables_and_figures_show_every_contender_at_every_length(tmp_path: Path)
     assert [shape.length for shape in results] == [64, 96]
     assert all(len(row.step_seconds) == 2 for result in results.values() for row in result.rows)
     (table,) = AttentionBenchmark.tables(results)
-    assert [row[:2] for row in table.rows] == [[n, name] for n in ("64", "96") for name in ("sdpa", "skyformer")]
+    names = ("sdpa", "skyformer")
+    assert [row[:3] for row in table.rows] == [[n, "1", name] for n in ("64", "96") for name in names]
     sdpa, ours = results[next(iter(results))].rows
-    assert table.rows[0][4] == "1.00x"
-    assert table.rows[1][4] == f"{min(sdpa.step_seconds) / min(ours.step_seconds):.2f}x"
+    assert table.rows[0][5] == "1.00x"
+    assert table.rows[1][5] == f"{min(sdpa.step_seconds) / min(ours.step_seconds):.2f}x"
     (figure,) = AttentionBenchmark.figures(results)
     assert {series.label for panel in figure.panels for series in panel.series} == {"sdpa", "skyformer"}
 
@@ -87,14 +90,11 @@ def test_a_slow_step_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_peers_are_compared_with_the_same_mechanism() -> None:
-    names = [contender.name for contender in choose_contenders(["skyformer", "performer"], peers=True)]
-    assert names[:5] == ["sdpa", "skyformer", "performer", "plain linformer", "skyformer layer"]
-    shape = SMALL
-    row = attention.Row("performer", (), (1.0, 3.0, 2.0), 1, 1, None)
-    result = attention.Result(
-        (replace(row, name="sdpa"), row, replace(row, name="performer-pytorch", step_seconds=(4.0,)))
-    )
-    _, table = AttentionBenchmark.tables({shape: result})
+    names = choose_contenders(["skyformer", "performer"], peers=True)
+    assert names[:5] == ("sdpa", "skyformer", "performer", "plain linformer", "skyformer layer")
+    row = Row("performer", (), (1.0, 3.0, 2.0), 1, 1, None)
+    result = Result((row, replace(row, name="performer-pytorch", step_seconds=(4.0,))))
+    _, table = AttentionBenchmark.tables({Cell(96): result})
     assert table.rows == [["96", "performer", "performer-pytorch", "0.50x"]]
 
 
@@ -106,7 +106,6 @@ def test_interleaved_runs_alternate() -> None:
     assert {name: [order[number - 1] for number in numbers] for name, numbers in measured.items()} == {
         name: [name] * 4 for name in "abc"
     }
-    assert StepTimes("x", ((1.0, 5.0, 2.0), (4.0,))).typical() == 3.0
 
 
 def test_error_falls_with_more_landmarks_and_vanishes_for_the_exact() -> None:
@@ -145,14 +144,17 @@ def test_queries_and_keys_of_a_walk_share_their_curve() -> None:
     assert gap(q, k) < 0.5 < gap(q, v)
 
 
-def fake_results(**times: float) -> dict[Any, Any]:
+def fake_result(seconds: dict[str, float]) -> Result:
+    return Result(tuple(Row(name, (), (each,), 400, 100, None) for name, each in seconds.items()))
+
+
+def fake_results(**times: float) -> dict[Cell, Result]:
     """The results of a machine on which every attention takes a second, but for `times`."""
-    results = {}
-    for cell in TargetsBenchmark(targets.Options()).cells():
-        seconds = {name: [times.get(name.replace(" ", "_"), 1.0)] for name in cell.contenders}
-        results[cell] = targets._result(seconds or {"import": [0.1]}, added_bytes=400, input_bytes=100)
-    results[targets.MILLION] = targets._result({"skyformer": [20.0]}, 10**9, 10**9)
-    return results
+    results = {
+        cell: fake_result({name: times.get(name.replace(" ", "_"), 1.0) for name in cell.contenders})
+        for cell in TargetsBenchmark(targets.Options()).cells()
+    }
+    return {**results, targets.MILLION: fake_result({"skyformer": 20.0}), targets.IMPORT: fake_result({"import": 0.1})}
 
 
 def test_targets_are_judged_by_medians() -> None:
@@ -164,26 +166,33 @@ def test_targets_are_judged_by_medians() -> None:
     assert any("n=4,096: time of skyformer / plain linformer" in what for what in missed)
     assert any("exact kernelized" in what for what in missed)
     assert not any("n=1,024" in what for what in missed)
+    (table, *_) = TargetsBenchmark.tables(results)
+    assert ["65,536", "1", "kernelized"] in [row[:3] for row in table.rows]
+    assert not any("import" in row[2] for row in table.rows)
 
 
 def test_targets_of_a_partial_record_and_of_missing_packages() -> None:
-    results = fake_results()
-    one = {targets.IMPORT: results[targets.IMPORT]}
+    one = {targets.IMPORT: fake_result({"import": 0.1})}
     assert [(target.what, target.measured) for target in TargetsBenchmark.targets(one)] == [
         ("import skyformer after import torch", "0.1 s")
     ]
+    assert TargetsBenchmark.tables(one) == []
     alone = replace(targets.peers_cell(), contenders=("skyformer", "skyformer layer"))
-    judged = TargetsBenchmark.targets({alone: targets._result({"skyformer": [1.0], "skyformer layer": [1.0]})})
+    judged = TargetsBenchmark.targets({alone: fake_result({"skyformer": 1.0, "skyformer layer": 1.0})})
     assert len(judged) == len(targets.FAST_PEERS)
     assert all(target.measured == "not installed" and not target.passed for target in judged)
 
 
+@pytest.mark.usefixtures("without_processes")
 def test_import_time_and_small_cells_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [targets.Cell("time", 64, 1, ("sdpa", "skyformer"), 2), targets.Cell("import", repeats=1)]
+    """Without repetitions, the times are those of the fresh processes."""
+    cells = [Cell(64, contenders=("skyformer",), processes=2), targets.IMPORT]
     monkeypatch.setattr(TargetsBenchmark, "cells", lambda self: cells)
     times, imports = run_study(TargetsBenchmark(targets.Options()), tmp_path).results().values()
-    assert [len(row.seconds[0]) for row in times.rows] == [2, 2]
-    assert 0 < imports.rows[0].fastest() < math.inf
+    (row,) = times.rows
+    assert (len(row.step_seconds), row.forward_seconds, row.error) == (2, (), None)
+    assert all(0 < seconds < math.inf for seconds in imports.rows[0].step_seconds)
+    assert len(imports.rows[0].step_seconds) == 3
 
 
 @pytest.mark.slow

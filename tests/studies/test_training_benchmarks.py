@@ -9,8 +9,8 @@ import pytest
 
 from skyformer.errors import SkyformerError, TrainingError
 from skyformer.studies import run_study
-from skyformer.studies.benchmarks import data, huggingface, interleaved_steps, training, training_step
-from skyformer.studies.benchmarks.timing import StepTimes, Times
+from skyformer.studies.benchmarks import data, huggingface, steps, training
+from skyformer.studies.benchmarks.steps import Cell, Result, Steps, StepTimes
 from skyformer.studies.tasks import run_config, study_data
 from tests.helpers import refused
 
@@ -19,49 +19,58 @@ def missed(targets: Any) -> list[str]:
     return [target.what for target in targets if not target.passed]
 
 
-def test_a_training_step_is_timed_for_every_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_step, "CHECKED_LENGTH", 48)
-    study = training_step.TrainingStep(training_step.Options(length=64, padded=True, repeats=2))
-    (result,) = run_study(study, tmp_path).results().values()
-    assert [each.attention for each in result.rows] == list(training_step.ATTENTIONS)
-    assert all(len(each.seconds[0]) == 2 for each in result.rows)
-    assert training_step.TrainingStep.targets(run_study(study, tmp_path).results()) == [], "64 tokens are no target"
+def test_steps_on_random_tokens_are_timed_for_every_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "CHECKED_LENGTH", 48)
+    study = Steps(steps.Options(tasks=("random",), length=64, repeats=2))
+    results = run_study(study, tmp_path).results()
+    assert [cell.batches for cell in results] == ["full length", "padded"]
+    for result in results.values():
+        assert [each.attention for each in result.rows] == ["skyformer", "linformer", "softmax"]
+        assert all(len(times) == 2 for each in result.rows for times in each.seconds)
+    assert study.targets(results) == [], "64 tokens are no target"
+
+
+def test_random_sequences_are_padded_from_half_the_length() -> None:
+    full, padded = (steps.draw_batch(64, kind) for kind in ("full length", "padded"))
+    assert full.mask.all()
+    assert padded.mask.sum(1).tolist() == [32, 42, 53, 64]
 
 
 def test_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_step, "CHECKED_LENGTH", 48)
-    monkeypatch.setattr(training_step, "GRADIENT_TOLERANCE", 1e-12)
+    monkeypatch.setattr(steps, "CHECKED_LENGTH", 48)
+    monkeypatch.setattr(steps, "GRADIENT_TOLERANCE", 1e-12)
     with refused(SkyformerError, "linformer: the gradient of", "differs from float64"):
-        training_step.check_gradients("linformer", padded=False)
+        steps.check_gradients("linformer", "full length")
 
 
-def test_a_training_step_is_compared_with_each_attention() -> None:
-    cell = training_step.Cell(training_step.TARGET_LENGTH, False)
-    seconds = {"skyformer": 1.0, "linformer": 0.9, "softmax": 4.0}
-    times = [StepTimes(name, ((each,),)) for name, each in seconds.items()]
-    targets = training_step.TrainingStep.targets({cell: Times(tuple(times))})
-    assert missed(targets) == ["n=4,096: time of skyformer / linformer"]
+def test_targets_of_steps() -> None:
+    """On random tokens the limits have names, on a task the fastest other attention counts."""
+    random = Cell("random", "full length", 1, steps.TARGET_LENGTH)
+    seconds = {"skyformer": (1.0, 5.0, 2.0), "linformer": (1.9,), "softmax": (8.0,), "informer": (1.5,)}
+    result = Result(tuple(StepTimes(name, (each, (2.0,))) for name, each in seconds.items()))
+    assert result.rows[0].typical() == 2.0
+    targets = Steps.targets({random: result, Cell("text", "padded", 1): result})
+    assert [(target.what, target.passed) for target in targets] == [
+        ("random tokens, n=4,096, full length: time of skyformer / linformer", True),
+        ("random tokens, n=4,096, full length: time of skyformer / softmax", False),
+        ("Text, padded: time of skyformer / informer", True),
+    ]
 
 
-@pytest.fixture
-def tiny_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> interleaved_steps.InterleavedSteps:
-    monkeypatch.setattr(interleaved_steps, "ATTENTIONS", ("skyformer", "linformer"))
+def test_steps_on_a_task_time_every_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "APPROXIMATIONS", ("skyformer", "linformer"))
     monkeypatch.setattr(
         "skyformer.studies.tasks.run_config",
         lambda task, preset, name, seed, limit: run_config(task, preset, name, seed, 100, task_max_length=64),
     )
-    return interleaved_steps.InterleavedSteps(
-        interleaved_steps.Options(tasks=("listops",), repeats=2, data_dir=str(tmp_path / "data"))
-    )
-
-
-def test_interleaved_steps_time_every_attention(tiny_steps: interleaved_steps.InterleavedSteps, tmp_path: Path) -> None:
-    results = run_study(tiny_steps, tmp_path).results()
+    study = Steps(steps.Options(tasks=("listops",), repeats=2, data_dir=str(tmp_path / "data")))
+    results = run_study(study, tmp_path).results()
     assert [(cell.task, cell.batches) for cell in results] == [("listops", "padded"), ("listops", "similar lengths")]
     for result in results.values():
         assert [each.attention for each in result.rows] == ["skyformer", "linformer"]
         assert all(len(repeats) == 2 for each in result.rows for repeats in each.seconds)
-    assert len(tiny_steps.targets(results)) == 2
+    (table,) = study.tables(results)
+    assert [row[0] for row in table.rows] == ["ListOps, padded", "ListOps, similar lengths"]
 
 
 def test_a_loss_that_is_not_finite_is_not_timed() -> None:
@@ -70,7 +79,7 @@ def test_a_loss_that_is_not_finite_is_not_timed() -> None:
             return float("nan")
 
     with refused(TrainingError, "skyformer", "nan"):
-        interleaved_steps._checked_step("skyformer", Diverged(), None)  # type: ignore[arg-type]
+        steps._checked_step("skyformer", Diverged(), None)  # type: ignore[arg-type]
 
 
 def test_overhead_and_text_runs_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

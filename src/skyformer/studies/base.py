@@ -58,6 +58,7 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     default_threads: ClassVar[int] = 1
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         for base in vars(cls).get("__orig_bases__", ()):
             named = typing.get_args(base)
             if len(named) == 3 and not any(isinstance(each, TypeVar) for each in named):

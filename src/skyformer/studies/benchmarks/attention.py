@@ -11,7 +11,7 @@ import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -19,8 +19,16 @@ from skyformer.functional import kernelized_attention, softmax_attention
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.tables import NOTHING, Table, number
-from skyformer.studies.base import Fact, Study, option
-from skyformer.studies.benchmarks.contenders import PEERS, SDPA, Contender, Shape, choose_contenders, find_contender
+from skyformer.studies.base import OptionsT, Study, option
+from skyformer.studies.benchmarks.contenders import (
+    PEERS,
+    SDPA,
+    Contender,
+    Shape,
+    Workload,
+    choose_contenders,
+    find_contender,
+)
 from skyformer.studies.benchmarks.correctness import check_contender, relative_error
 from skyformer.studies.benchmarks.timing import interleave, rounded
 from skyformer.studies.record import significant
@@ -54,6 +62,19 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Cell(Shape):
+    """The contenders at one size.
+
+    repeats: interleaved repetitions of each step; with 0, only the steps of the fresh processes are measured.
+    processes: fresh processes for each contender.
+    """
+
+    contenders: tuple[str, ...] = ()
+    repeats: int = 0
+    processes: int = 1
+
+
+@dataclass(frozen=True)
 class Fresh:
     """What a fresh process measured in its only step: seconds, bytes it added at most, and bytes of its inputs."""
 
@@ -64,9 +85,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one length.
+    """One contender at one size.
 
-    forward_seconds is empty for a step that was timed only once, in its fresh process.
+    forward_seconds is empty if the step was timed only in fresh processes; the bytes are those of the last of them.
     """
 
     name: str
@@ -81,39 +102,53 @@ class Row:
 class Result:
     rows: tuple[Row, ...]
 
+    def medians(self) -> dict[str, float]:
+        """The median seconds of a step, by contender."""
+        return {row.name: statistics.median(row.step_seconds) for row in self.rows}
 
-@register_benchmark
-class AttentionBenchmark(Study[Options, Shape, Result]):
-    name = "attention"
-    title = "Time, memory and error of attention as the sequence grows"
+    def ratio(self, one: str, other: str) -> float:
+        """The median time of one contender divided by that of another."""
+        medians = self.medians()
+        return medians[one] / medians[other]
+
+
+Results = Mapping[Cell, Result]
+
+
+class ContenderStudy(Study[OptionsT, Cell, Result]):
+    """Measures contenders at the sizes of its cells."""
+
+    cell_type, result_type = Cell, Result
     is_timing_study, default_threads = True, 2
 
-    def facts(self) -> Mapping[str, Fact]:
-        return {"contenders": ", ".join(each.name for each in self._contenders), "repeats": self.options.repeats}
-
-    def cells(self) -> Sequence[Shape]:
-        chosen = self.options
-        rest = (chosen.batch, chosen.heads, chosen.head_dim, chosen.landmarks, chosen.dtype, chosen.data, chosen.seed)
-        return [Shape(length, *rest) for length in sorted(chosen.lengths)]
-
-    def measure(self, cell: Shape) -> Result:
-        for contender in self._contenders:
-            check_contender(contender, cell)
-        fresh = {each.name: measure_fresh(each.name, cell) for each in self._contenders}
-        quick = [each for each in self._contenders if fresh[each.name].seconds <= SLOW_SECONDS]
-        times = time_interleaved(quick, cell, self.options.repeats)
-        return Result(tuple(_row(each, cell, fresh[each.name], times.get(each.name)) for each in self._contenders))
-
-    @cached_property
-    def _contenders(self) -> list[Contender]:
-        return choose_contenders(self.options.attention, self.options.peers)
+    def measure(self, cell: Cell) -> Result:
+        contenders = [find_contender(name) for name in cell.contenders]
+        for each in contenders:
+            check_contender(each, cell)
+        fresh = {each.name: [measure_fresh(each.name, cell) for _ in range(cell.processes)] for each in contenders}
+        quick = [each for each in contenders if fresh[each.name][0].seconds <= SLOW_SECONDS]
+        times = _time_interleaved(quick, cell) if cell.repeats else {}
+        return Result(tuple(_row(each, cell, fresh[each.name], times.get(each.name, [])) for each in contenders))
 
     @classmethod
-    def tables(cls, results: Mapping[Shape, Result]) -> Sequence[Table]:
+    def tables(cls, results: Results) -> Sequence[Table]:
         return [_main_table(results), *_peers_table(results)]
 
+
+@register_benchmark
+class AttentionBenchmark(ContenderStudy[Options]):
+    name = "attention"
+    title = "Time, memory and error of attention as the sequence grows"
+    options_type = Options
+
+    def cells(self) -> Sequence[Cell]:
+        chosen = self.options
+        rest = (chosen.batch, chosen.heads, chosen.head_dim, chosen.landmarks, chosen.dtype, chosen.data, chosen.seed)
+        names = choose_contenders(chosen.attention, chosen.peers)
+        return [Cell(length, *rest, names, chosen.repeats) for length in sorted(chosen.lengths)]
+
     @classmethod
-    def figures(cls, results: Mapping[Shape, Result]) -> Sequence[Figure]:
+    def figures(cls, results: Results) -> Sequence[Figure]:
         panels = [
             _panel(results, "time", "forward and backward (s)", lambda row: min(row.step_seconds)),
             _panel(results, "memory", "memory added (MB)", lambda row: row.added_bytes / 1e6),
@@ -122,30 +157,28 @@ class AttentionBenchmark(Study[Options, Shape, Result]):
         return [Figure("figure", f"Attention, {_describe(results)}", [panel for panel in panels if panel.series])]
 
 
-def time_interleaved(
-    contenders: Sequence[Contender], shape: Shape, repeats: int
-) -> dict[str, list[tuple[float, float]]]:
+def _time_interleaved(contenders: Sequence[Contender], cell: Cell) -> dict[str, list[tuple[float, float]]]:
     """Seconds of every forward pass and of every whole step, by contender."""
-    work = {each.name: each.workload(shape) for each in contenders}
+    work = {each.name: Workload(each, cell) for each in contenders}
     for each in work.values():
         each.step()
         each.step()
-    return interleave({name: each.step for name, each in work.items()}, repeats)
+    return interleave({name: each.step for name, each in work.items()}, cell.repeats)
 
 
 def measure_fresh(name: str, shape: Shape) -> Fresh:
     """Measure one step of a contender in a fresh process."""
-    run = run_in_fresh_process(measure_here, name=name, shape=asdict(shape), threads=torch.get_num_threads())
+    run = run_in_fresh_process(measure_here, name=name, cell=asdict(shape), threads=torch.get_num_threads())
     return Fresh(**run.result(f"{name} at length {shape.length}"))
 
 
-def measure_here(name: str, shape: dict[str, int | str], threads: int) -> Fresh:
+def measure_here(name: str, cell: dict[str, Any], threads: int) -> Fresh:
     """Measure one step of a contender in this process."""
     torch.set_num_threads(threads)
-    contender, full = find_contender(name), Shape(**shape)  # type: ignore[arg-type]
+    contender, full = find_contender(name), Cell(**cell)
     # A short step first, so that libraries and thread pools are loaded before the measurement.
-    contender.workload(replace(full, length=min(full.length, 8 * full.landmarks), batch=1)).step()
-    work = contender.workload(full)
+    Workload(contender, replace(full, length=min(full.length, 8 * full.landmarks), batch=1)).step()
+    work = Workload(contender, full)
     gc.collect()
     release_free_memory()
     before = reset_peak()
@@ -163,8 +196,7 @@ def approximation_error(contender: Contender, shape: Shape) -> float | None:
     exact_itself = contender.name in (SDPA.name, "kernelized")
     if contender.layer or (exact_itself and shape.length > LONGEST_EXACT_ERROR):
         return None
-    q, k, v = (x.detach() for x in shape.draw())
-    torch.manual_seed(shape.seed)
+    q, k, v = shape.draw()
     out = contender.build(shape)(q, k, v)
     rows = torch.linspace(0, shape.length - 1, min(ROWS_FOR_ERROR, shape.length)).long()
     exact = kernelized_attention if contender.name in ("kernelized", "skyformer") else softmax_attention
@@ -172,73 +204,68 @@ def approximation_error(contender: Contender, shape: Shape) -> float | None:
     return significant(relative_error(out[:, :, rows], expected))
 
 
-def _row(contender: Contender, shape: Shape, fresh: Fresh, times: list[tuple[float, float]] | None) -> Row:
-    forward, step = ([each[part] for each in times or []] for part in (0, 1))
+def _row(contender: Contender, cell: Cell, fresh: Sequence[Fresh], times: Sequence[tuple[float, float]]) -> Row:
     return Row(
         contender.name,
-        rounded(forward),
-        rounded(step or [fresh.seconds]),
-        fresh.added_bytes,
-        fresh.input_bytes,
-        approximation_error(contender, shape),
+        rounded(forward for forward, _ in times),
+        rounded([step for _, step in times] or [each.seconds for each in fresh]),
+        fresh[-1].added_bytes,
+        fresh[-1].input_bytes,
+        approximation_error(contender, cell) if cell.repeats else None,
     )
 
 
-def _main_table(results: Mapping[Shape, Result]) -> Table:
+def _main_table(results: Results) -> Table:
     rows: list[list[str]] = []
     rules: list[int] = []
-    for shape, result in results.items():
+    for cell, result in results.items():
         rules.append(len(rows))
-        baseline = next(row for row in result.rows if row.name == SDPA.name)
-        rows += [[f"{shape.length:,}", *_shown(row, baseline)] for row in result.rows]
+        baseline = next((row for row in result.rows if row.name == SDPA.name), None)
+        rows += [[f"{cell.length:,}", str(cell.batch), *_shown(row, baseline)] for row in result.rows]
     note = (
         "Best of all repetitions. MB: what one step adds to its inputs, in a fresh process. Speed-up and MB ratio "
         "compare with F.scaled_dot_product_attention (sdpa). Error: against exact attention of the same kind."
     )
-    header = ["tokens", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
+    header = ["tokens", "batch", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
     return Table(f"Forward and backward, {_describe(results)}", header, rows, note, rules=rules[1:])
 
 
-def _shown(row: Row, baseline: Row) -> list[str]:
+def _shown(row: Row, baseline: Row | None) -> list[str]:
     step = min(row.step_seconds)
     return [
         row.name,
         number(1e3 * min(row.forward_seconds)) if row.forward_seconds else NOTHING,
         number(1e3 * step),
-        f"{min(baseline.step_seconds) / step:.2f}x",
+        NOTHING if baseline is None else f"{min(baseline.step_seconds) / step:.2f}x",
         number(row.added_bytes / 1e6),
-        f"{row.added_bytes / max(1, baseline.added_bytes):.2f}x",
+        NOTHING if baseline is None else f"{row.added_bytes / max(1, baseline.added_bytes):.2f}x",
         NOTHING if row.error is None else f"{row.error:.1e}",
     ]
 
 
-def _peers_table(results: Mapping[Shape, Result]) -> list[Table]:
+def _peers_table(results: Results) -> list[Table]:
     """This package against others with the same mechanism, by the median of whole steps."""
     rows = []
-    for shape, result in results.items():
-        medians = {row.name: statistics.median(row.step_seconds) for row in result.rows}
+    for cell, result in results.items():
         for peer in PEERS:
             ours = f"{peer.rival} layer" if peer.layer else str(peer.rival)
-            if peer.name in medians and ours in medians:
-                rows.append([f"{shape.length:,}", ours, peer.name, f"{medians[ours] / medians[peer.name]:.2f}x"])
+            if {ours, peer.name} <= result.medians().keys():
+                rows.append([f"{cell.length:,}", ours, peer.name, f"{result.ratio(ours, peer.name):.2f}x"])
     title = "Other packages with the same mechanism: our time / theirs"
     return [Table(title, ["tokens", "ours", "theirs", "ratio"], rows)] if rows else []
 
 
-def _panel(results: Mapping[Shape, Result], title: str, label: str, value: Callable[[Row], float | None]) -> Panel:
+def _panel(results: Results, title: str, label: str, value: Callable[[Row], float | None]) -> Panel:
     points: dict[str, list[tuple[int, float]]] = {}
-    for shape, result in results.items():
+    for cell, result in results.items():
         for row in result.rows:
             y = value(row)
             if y is not None and y > 1e-12:
-                points.setdefault(row.name, []).append((shape.length, y))
+                points.setdefault(row.name, []).append((cell.length, y))
     series = [Series(name, [x for x, _ in each], [y for _, y in each]) for name, each in points.items()]
     return Panel(title, "tokens", label, series, x_log=True, y_log=True)
 
 
-def _describe(results: Mapping[Shape, Result]) -> str:
-    shape = next(iter(results))
-    return (
-        f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.landmarks} features, {shape.dtype}, "
-        f"inputs {shape.data!r}"
-    )
+def _describe(results: Results) -> str:
+    cell = next(iter(results))
+    return f"{cell.heads} heads of {cell.head_dim}, {cell.landmarks} features, {cell.dtype}, inputs {cell.data!r}"

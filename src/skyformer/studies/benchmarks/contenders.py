@@ -1,8 +1,6 @@
 """The contenders of the attention benchmarks: this package's attentions, PyTorch's, and those of other packages.
 
-A contender turns a `Shape` into a `Workload`: the forward pass as a function, the tensors that get gradients, and a
-gradient for the output. Functions start from q, k, v (B, H, n, P); layers, which have projections of their own, start
-from x (B, n, H P).
+Functions start from q, k, v (B, H, n, P); layers, which have projections of their own, start from x (B, n, H P).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from skyformer.attention import attention_class, attention_options, build_attention, list_attentions
 from skyformer.attention.multihead import MultiheadAttention
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import UnknownNameError
 from skyformer.studies.benchmarks.inputs import make_tokens
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -39,9 +37,6 @@ class Shape:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch", "heads", "head_dim", "landmarks"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.dtype not in DTYPES:
             raise UnknownNameError("dtype", self.dtype, DTYPES)
 
@@ -49,37 +44,16 @@ class Shape:
     def width(self) -> int:
         return self.heads * self.head_dim
 
-    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self) -> list[Tensor]:
         """q, k, v (B, H, n, P)."""
         size = (self.batch, self.heads, self.length, self.head_dim)
-        q, k, v = make_tokens(self.data, size, torch.Generator().manual_seed(self.seed))
-        dtype = DTYPES[self.dtype]
-        return q.to(dtype), k.to(dtype), v.to(dtype)
+        tokens = make_tokens(self.data, size, torch.Generator().manual_seed(self.seed))
+        return [each.to(DTYPES[self.dtype]) for each in tokens]
 
-    def draw_layer_input(self) -> Tensor:
+    def draw_layer_input(self) -> list[Tensor]:
         """x (B, n, H P)."""
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.randn(self.batch, self.length, self.width, generator=generator).to(DTYPES[self.dtype])
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A forward and backward pass that can be repeated."""
-
-    forward: Callable[[], Tensor]
-    inputs: tuple[Tensor, ...]
-    parameters: tuple[Tensor, ...]
-    grad: Tensor
-
-    def step(self) -> tuple[float, float]:
-        """Seconds of the forward pass, and of forward and backward together."""
-        for x in (*self.inputs, *self.parameters):
-            x.grad = None
-        start = time.perf_counter()
-        out = self.forward()
-        middle = time.perf_counter()
-        out.backward(self.grad)
-        return middle - start, time.perf_counter() - start
+        return [torch.randn(self.batch, self.length, self.width, generator=generator).to(DTYPES[self.dtype])]
 
 
 @dataclass(frozen=True)
@@ -98,17 +72,33 @@ class Contender:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
 
     def build(self, shape: Shape) -> Callable[..., Tensor]:
+        torch.manual_seed(shape.seed)
         made = self.make(shape)
         return made.to(DTYPES[shape.dtype]) if isinstance(made, nn.Module) else made
 
-    def workload(self, shape: Shape) -> Workload:
-        torch.manual_seed(shape.seed)
-        run = self.build(shape)
-        drawn = (shape.draw_layer_input(),) if self.layer else shape.draw()
-        inputs = tuple(x.requires_grad_() for x in drawn)
-        parameters = tuple(run.parameters()) if isinstance(run, nn.Module) else ()
-        grad = torch.randn(inputs[-1].shape, generator=torch.Generator().manual_seed(1)).to(inputs[0].dtype)
-        return Workload(lambda: run(*inputs), inputs, parameters, grad)
+
+class Workload:
+    """A forward and backward pass of a contender that can be repeated."""
+
+    def __init__(self, contender: Contender, shape: Shape) -> None:
+        self._run = contender.build(shape)
+        drawn = shape.draw_layer_input() if contender.layer else shape.draw()
+        self.inputs = [x.requires_grad_() for x in drawn]
+        self.grad = torch.randn(drawn[-1].shape, generator=torch.Generator().manual_seed(1)).to(drawn[-1].dtype)
+
+    def forward(self) -> Tensor:
+        return self._run(*self.inputs)
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of the forward pass, and of forward and backward together."""
+        parameters = self._run.parameters() if isinstance(self._run, nn.Module) else ()
+        for x in (*self.inputs, *parameters):
+            x.grad = None
+        start = time.perf_counter()
+        out = self.forward()
+        middle = time.perf_counter()
+        out.backward(self.grad)
+        return middle - start, time.perf_counter() - start
 
 
 class _FirstOutput(nn.Module):
@@ -165,26 +155,23 @@ class _PlainLinformer(nn.Module):
         return torch.softmax(q @ keys.mT * q.shape[-1] ** -0.5, -1) @ values
 
 
-def _nystrom_attention(shape: Shape) -> nn.Module:
+def _nystrom_attention(shape: Shape) -> Any:
     from nystrom_attention import NystromAttention
 
-    sizes = {"dim": shape.width, "dim_head": shape.head_dim, "heads": shape.heads, "num_landmarks": shape.landmarks}
-    layer: nn.Module = NystromAttention(**sizes)
-    return layer
+    sizes = {"dim_head": shape.head_dim, "heads": shape.heads, "num_landmarks": shape.landmarks}
+    return NystromAttention(shape.width, **sizes)
 
 
-def _performer(shape: Shape) -> nn.Module:
+def _performer(shape: Shape) -> Any:
     from performer_pytorch import FastAttention
 
-    layer: nn.Module = FastAttention(dim_heads=shape.head_dim, nb_features=shape.landmarks)
-    return layer
+    return FastAttention(dim_heads=shape.head_dim, nb_features=shape.landmarks)
 
 
-def _linformer(shape: Shape) -> nn.Module:
+def _linformer(shape: Shape) -> Any:
     from linformer import LinformerSelfAttention
 
-    layer: nn.Module = LinformerSelfAttention(shape.width, shape.length, k=shape.landmarks, heads=shape.heads)
-    return layer
+    return LinformerSelfAttention(shape.width, shape.length, k=shape.landmarks, heads=shape.heads)
 
 
 def _transformers_nystromformer(shape: Shape) -> nn.Module:
@@ -251,17 +238,17 @@ def find_contender(name: str) -> Contender:
     return attention_contender(name)
 
 
-def choose_contenders(attentions: Sequence[str], peers: bool) -> list[Contender]:
-    """`F.scaled_dot_product_attention`, the given attentions ("all" means every one), and the installed peers.
+def choose_contenders(attentions: Sequence[str], peers: bool) -> tuple[str, ...]:
+    """The names of sdpa, of the given attentions ("all" means every one), and of the installed peers.
 
     Peers that are layers are compared with layers: Skyformer, and the same mechanism if it is among the attentions.
     """
     everything = tuple(attentions) == ("all",)
     names = list_attentions() if everything else attentions
-    chosen = [SDPA] + [attention_contender(name) for name in names if name != "softmax"]
-    if not peers:
-        return chosen
-    others = [peer for peer in PEERS if peer.available() and (peer.rival in names or not everything)]
-    rivals = [peer.rival for peer in others if peer.layer and peer.rival in names]
-    layers = dict.fromkeys(["skyformer", *(rival for rival in rivals if rival is not None)])
-    return [*chosen, PLAIN_LINFORMER, *(layer_contender(name) for name in layers), *others]
+    chosen = [SDPA.name, *(attention_contender(name).name for name in names if name != "softmax")]
+    if peers:
+        others = [peer for peer in PEERS if peer.available() and (peer.rival in names or not everything)]
+        rivals = [peer.rival for peer in others if peer.layer and peer.rival in names]
+        layers = [f"{name} layer" for name in dict.fromkeys(["skyformer", *rivals])]
+        chosen += [PLAIN_LINFORMER.name, *layers, *(peer.name for peer in others)]
+    return tuple(chosen)

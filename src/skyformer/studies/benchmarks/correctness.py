@@ -14,7 +14,7 @@ from skyformer.errors import SkyformerError
 from skyformer.functional import GAMMA, skyformer_attention
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.ops.products import dense_kernel_product
-from skyformer.studies.benchmarks.contenders import Contender, Shape
+from skyformer.studies.benchmarks.contenders import Contender, Shape, Workload
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 2e-2}
 
@@ -28,7 +28,7 @@ def check_contender(contender: Contender, shape: Shape) -> None:
     # Ours must accept any length; other packages may need a multiple of the landmarks, or many blocks.
     length = 301 if contender.requires is None else max(1024, 8 * shape.landmarks)
     short = replace(shape, length=min(shape.length, length), batch=1)
-    work = contender.workload(short)
+    work = Workload(contender, short)
     out = work.forward()
     out.backward(work.grad)
     if out.shape != work.grad.shape or not out.isfinite().all():
