@@ -221,12 +221,12 @@ def _main_table(results: Results) -> Table:
     for cell, result in results.items():
         rules.append(len(rows))
         baseline = next((row for row in result.rows if row.name == SDPA.name), None)
-        rows += [[f"{cell.length:,}", str(cell.batch), *_shown(row, baseline)] for row in result.rows]
+        rows += [[f"{cell.batch} x {cell.length:,}", *_shown(row, baseline)] for row in result.rows]
     note = (
         "Best of all repetitions. MB: what one step adds to its inputs, in a fresh process. Speed-up and MB ratio "
         "compare with F.scaled_dot_product_attention (sdpa). Error: against exact attention of the same kind."
     )
-    header = ["tokens", "batch", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
+    header = ["B x n", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
     return Table(f"Forward and backward, {_describe(results)}", header, rows, note, rules=rules[1:])
 
 
