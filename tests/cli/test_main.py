@@ -21,7 +21,7 @@ HELP = {
     "train": "--attention --preset --set --resume --show-config",
     "data": "prepare list show verify",
     "data prepare": "--from --limit --level --workers",
-    "bench": "attention conversion data huggingface interleaved-steps targets training training-step",
+    "bench": "attention conversion data huggingface steps targets training",
     "bench attention": "--lengths --batch --heads --head-dim --landmarks --dtype --threads --no-peers",
     "study": "approximation dimension all",
     "study dimension": "--epsilons --draws --small --output --render",
