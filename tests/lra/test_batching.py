@@ -45,7 +45,13 @@ def test_padding(lengths: list[int]) -> None:
     assert (batch.tokens.dtype, batch.label.dtype) == (torch.int64, torch.int64)
 
 
-def test_padding_to_a_length() -> None:
+def test_padding_of_pairs_and_to_a_length() -> None:
+    batch = collate([example(10, 100), example(70, 3)])
+    assert batch.tokens.shape == (2, 128)
+    assert batch.second is not None
+    assert batch.second_mask is not None
+    assert batch.second.shape == (2, 128)
+    assert batch.second_mask.sum(dim=1).tolist() == [100, 3]
     batch = collate([example(10, 3), example(7, 20)], length=100)
     assert batch.tokens.shape == (2, 100)
     assert batch.second is not None
@@ -53,15 +59,8 @@ def test_padding_to_a_length() -> None:
     assert batch.mask.sum(dim=1).tolist() == [10, 7]
     with pytest.raises(InputError, match=r"at most 9 tokens to be padded .* got one of 10"):
         collate([example(10)], length=9)
-
-
-def test_texts_of_a_pair_are_padded_separately() -> None:
-    batch = collate([example(10, 100), example(70, 3)])
-    assert batch.tokens.shape == (2, 128)
-    assert batch.second is not None
-    assert batch.second_mask is not None
-    assert batch.second.shape == (2, 128)
-    assert batch.second_mask.sum(dim=1).tolist() == [100, 3]
+    with pytest.raises(InputError, match="at least one"):
+        collate([])
 
 
 def test_all_tensors_of_a_batch_move() -> None:
@@ -70,11 +69,6 @@ def test_all_tensors_of_a_batch_move() -> None:
     assert moved.second_mask is not None
     assert moved.second_mask.is_meta
     assert collate([example(3)]).to("cpu").second is None
-
-
-def test_empty_batch() -> None:
-    with pytest.raises(InputError, match="at least one"):
-        collate([])
 
 
 @given(lengths_strategy, st.integers(1, 20), st.booleans(), st.integers(0, 3))
@@ -108,11 +102,14 @@ def test_ranks_share_every_step(lengths: np.ndarray, batch_size: int, world_size
     assert sum(seen.values()) - len(lengths) < world_size
 
 
-def test_seeds_and_epochs_differ() -> None:
+def test_seeds_and_epochs_differ_without_end() -> None:
     lengths = np.arange(1, 101)
     batches = TrainingBatches(lengths, 10)
     assert batches.batch(0) != TrainingBatches(lengths, 10, seed=1).batch(0)
     assert [batches.batch(step) for step in range(10)] != [batches.batch(step) for step in range(10, 20)]
+    with pytest.raises(TypeError, match="no end"):
+        len(batches)
+    assert len(TrainingBatches(lengths, 10, start_step=2, num_steps=9)) == 7
 
 
 def padding_share(lengths: np.ndarray, batches: TrainingBatches) -> float:
@@ -145,12 +142,6 @@ def test_evaluation_covers_everything_once(
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_endless_batches_have_no_length() -> None:
-    with pytest.raises(TypeError, match="no end"):
-        len(TrainingBatches(np.ones(3), 1))
-    assert len(TrainingBatches(np.ones(3), 1, start_step=2, num_steps=9)) == 7
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -158,16 +149,12 @@ def test_endless_batches_have_no_length() -> None:
         ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"batch_size": 2, "start_step": -1}, "start_step"),
         ({"batch_size": 2, "start_step": 5, "num_steps": 4}, "got 5 and 4"),
+        ({"batch_size": 1, "examples": 0}, "at least one example"),
     ],
 )
 def test_bad_options(options: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        TrainingBatches(np.ones(3), **options)
-
-
-def test_no_examples() -> None:
-    with pytest.raises(InputError, match="at least one example"):
-        TrainingBatches(np.ones(0), 1)
+        TrainingBatches(np.ones(options.pop("examples", 3)), **options)
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +165,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> TaskDataset:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    return (
-        torch.equal(one.tokens, other.tokens) and torch.equal(one.mask, other.mask) and torch.equal(one.ids, other.ids)
-    )
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("tokens", "mask", "ids"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,25 +1,51 @@
-"""A prepared task in code: ids, labels, lengths, and errors that say which command to run."""
+"""A task in code: its specification, ids, labels, lengths, and errors that say which command to run."""
 
 from __future__ import annotations
 
 import pickle
 import re
-import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from skyformer.errors import DataError, InputError, UnknownNameError
+import skyformer.cli.data
+from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
 from skyformer.lra import Split, TaskDataset, load_task, prepare
 from skyformer.lra.examples import Examples, Row
 from skyformer.lra.listops import evaluate_symbols
 from skyformer.lra.storage import SplitWriter
-from skyformer.lra.tasks import TASKS
+from skyformer.lra.tasks import TASKS, round_up, task_spec
 
 from .fake_files import pair_files, review_files, write_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "vocabulary", "length", "paired", "sizes"),
+    [
+        ("listops", 10, 16, 2000, False, [96_000, 2_000, 2_000]),
+        ("text", 2, 257, 4000, False, [22_500, 2_500, 25_000]),
+        ("retrieval", 2, 257, 4000, True, [147_086, 18_090, 17_437]),
+        ("pathfinder", 2, 257, 1024, False, [160_000, 20_000, 20_000]),
+        ("image", 10, 257, 1024, False, [45_000, 5_000, 10_000]),
+    ],
+)
+def test_specifications(name: str, classes: int, vocabulary: int, length: int, paired: bool, sizes: list[int]) -> None:
+    spec = task_spec(name)
+    assert (spec.name, spec.num_classes, spec.vocab_size) == (name, classes, vocabulary)
+    assert (spec.max_length, spec.paired, spec.padding_id) == (length, paired, 0)
+    assert [spec.sizes[split] for split in Split] == sizes
+
+
+def test_order_unknown_names_and_rounding_up_to_multiples_of_64() -> None:
+    assert list(TASKS) == ["listops", "text", "retrieval", "pathfinder", "image"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'listops'"):
+        load_task("lstops")
+    assert [round_up(length) for length in (0, 1, 64, 65, 2000)] == [64, 64, 64, 128, 2048]
+    assert task_spec("text").padded_length == 4032
 
 
 def test_items(tmp_path: Path) -> None:
@@ -55,20 +81,18 @@ def image_dataset(folder: Path, pixels: np.ndarray, max_length: int | None = Non
     return TaskDataset(folder / "split.arrow", TASKS["image"].cut_to(max_length))
 
 
-def test_black_pixels_are_not_padding(tmp_path: Path) -> None:
-    assert image_dataset(tmp_path, np.zeros(1024, np.uint8))[0].tokens.tolist() == [1] * 1024
-
-
 @pytest.mark.parametrize(("max_length", "side"), [(1024, 32), (1023, 16), (256, 16), (255, 8), (1, 1)])
 def test_photographs_are_averaged_down_to_the_largest_square_that_fits(
     tmp_path: Path, max_length: int, side: int
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, 1024, dtype=np.uint8)
+    pixels[:4] = 0
     dataset = image_dataset(tmp_path, pixels, max_length)
     assert (dataset.spec.max_length, dataset.spec.image_side) == (side**2, side)
     assert dataset.lengths().tolist() == [side**2]
     blocks = pixels.reshape(side, 32 // side, side, 32 // side).astype(float)
     means = blocks.transpose(0, 2, 1, 3).reshape(side**2, -1).mean(-1)
+    # Ids start at 1, so that a black pixel is not padding.
     assert np.abs(dataset[0].tokens.numpy() - 1 - means).max() <= 0.5
 
 
@@ -87,33 +111,17 @@ def test_short_listops_is_a_version_of_its_own() -> None:
         load_task("listops", limit=20, max_length=64, seed=2)
 
 
-def test_specification_and_manifest() -> None:
-    prepare("pathfinder", limit=3, level="easy")
-    task = load_task("pathfinder", limit=3, level="easy")
-    assert task.spec is TASKS["pathfinder"]
-    assert task.manifest.variant.level == "easy"
-    assert len(task[Split.TEST]) == 3
-
-
-def test_pickled_without_its_data() -> None:
-    prepare("listops", limit=50, max_length=256)
-    train = load_task("listops", limit=50, max_length=256).train
+def test_pickled_without_its_data_and_damage_says_what_to_run() -> None:
+    options = {"limit": 50, "max_length": 64}
+    prepared = prepare("listops", **options)
+    train = load_task("listops", **options).train
     expected = train[7].tokens
     pickled = pickle.dumps(train)
     assert len(pickled) < 2_000
     assert torch.equal(pickle.loads(pickled)[7].tokens, expected)
-
-
-def test_damaged_says_what_to_run() -> None:
-    prepared = prepare("listops", limit=5, max_length=64)
     (prepared.folder / prepared.manifest.splits[Split.DEV].file).write_bytes(b"")
-    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 5 --force"):
-        load_task("listops", limit=5, max_length=64)
-
-
-def test_unknown_task() -> None:
-    with pytest.raises(UnknownNameError, match="'pathfinder'"):
-        load_task("pathfindr")
+    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --limit 50 --force"):
+        load_task("listops", **options)
 
 
 def test_documented_examples() -> None:
@@ -122,19 +130,14 @@ def test_documented_examples() -> None:
     exec(block, {})
 
 
-WITHOUT_THE_EXTRA = """
-import sys
-for name in ("datasets", "pyarrow", "PIL", "filelock", "platformdirs", "pandas"):
-    sys.modules[name] = None
-import skyformer.cli.data, skyformer.lra.tasks
-from skyformer.errors import MissingExtraError
-try:
-    skyformer.lra.load_task
-except MissingExtraError as error:
-    print(error)
-"""
-
-
-def test_importing_needs_no_extra_and_loading_says_which() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_EXTRA], capture_output=True, text=True, check=True)
-    assert "pip install 'skyformer[lra]'" in done.stdout
+def test_importing_needs_no_extra_and_loading_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("skyformer.lra", "skyformer.cli."))]:
+        monkeypatch.delitem(sys.modules, name)
+    for parent, child in ((skyformer, "lra"), (skyformer.cli, "data")):
+        monkeypatch.setattr(parent, child, getattr(parent, child))
+    for name in ("datasets", "pyarrow", "PIL", "filelock", "platformdirs", "pandas"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("skyformer.cli.data", "skyformer.lra.tasks"):
+        import_module(name)
+    with pytest.raises(MissingExtraError, match=r"pip install 'skyformer\[lra\]'"):
+        _ = sys.modules["skyformer.lra"].load_task

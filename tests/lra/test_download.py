@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,32 +117,24 @@ def test_broken_connection_resumes_where_it_broke(server: Server, tmp_path: Path
     assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
-def test_next_run_resumes(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_next_run_resumes_unless_the_file_has_changed(server: Server, tmp_path: Path, changed: bool) -> None:
     server.cut_after = [1000] * 4
     with pytest.raises(DataError, match=r"4,000 bytes are kept; run the same command to resume"):
         download(server, tmp_path)
-    assert download(server, tmp_path).read_bytes() == CONTENT
+    if changed:
+        server.content, server.tag = CONTENT[::-1], '"v2"'
+    assert download(server, tmp_path).read_bytes() == server.content
     assert server.ranges[-1] == "bytes=4000-"
 
 
-def test_a_file_that_changed_on_the_server_starts_over(server: Server, tmp_path: Path) -> None:
-    server.cut_after = [1000] * 4
-    with pytest.raises(DataError):
-        download(server, tmp_path)
-    server.content, server.tag = CONTENT[::-1], '"v2"'
-    assert download(server, tmp_path).read_bytes() == CONTENT[::-1]
-
-
-@pytest.mark.parametrize("tag", [None, 'W/"weak"'])
-def test_without_a_version_it_starts_over(server: Server, tmp_path: Path, tag: str | None) -> None:
-    server.tag, server.cut_after = tag, [1000]
+@pytest.mark.parametrize("fault", [{"tag": None}, {"tag": 'W/"weak"'}, {"honours_ranges": False}], ids=str)
+def test_a_server_that_cannot_resume_is_asked_for_the_whole_file(
+    server: Server, tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    vars(server).update(fault, cut_after=[1000])
     assert download(server, tmp_path).read_bytes() == CONTENT
-    assert server.ranges == [None, None]
-
-
-def test_server_without_ranges(server: Server, tmp_path: Path) -> None:
-    server.honours_ranges, server.cut_after = False, [1000]
-    assert download(server, tmp_path).read_bytes() == CONTENT
+    assert server.ranges == [None, None if "tag" in fault else "bytes=1000-"]
 
 
 def test_partial_file_longer_than_the_whole_starts_over(server: Server, tmp_path: Path) -> None:
@@ -150,10 +143,18 @@ def test_partial_file_longer_than_the_whole_starts_over(server: Server, tmp_path
     assert download(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_time_out(server: Server, tmp_path: Path) -> None:
-    server.delay = 0.2
-    with pytest.raises(DataError, match="timed out"):
-        download(server, tmp_path, timeout=0.05)
+@pytest.mark.parametrize(
+    ("fault", "message", "attempts"),
+    [({"status": 404}, "HTTP 404", 1), ({"status": 503}, "HTTP 503", 4), ({"delay": 0.2}, "timed out", 4)],
+    ids=str,
+)
+def test_only_temporary_errors_are_tried_again(
+    server: Server, tmp_path: Path, fault: dict[str, Any], message: str, attempts: int
+) -> None:
+    vars(server).update(fault)
+    with pytest.raises(DataError, match=message):
+        download(server, tmp_path, timeout=0.05 if "delay" in fault else 5.0)
+    assert len(server.ranges) == attempts
 
 
 def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
@@ -162,14 +163,6 @@ def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
         Download(source, tmp_path, pause=0.0).run()
     assert str(tmp_path / "official.tar.gz") in str(caught.value)
     assert source.url in str(caught.value)
-
-
-@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (503, 4)])
-def test_only_temporary_errors_are_tried_again(server: Server, tmp_path: Path, status: int, attempts: int) -> None:
-    server.status = status
-    with pytest.raises(DataError, match=f"HTTP {status}"):
-        download(server, tmp_path)
-    assert len(server.ranges) == attempts
 
 
 def test_published_hash(server: Server, tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
-"""Prepared folders: where they are, how versions are named, and what their manifests say."""
+"""Prepared folders: where they are, how versions are named, what their manifests say, and how examples are shown."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 import pytest
+from PIL import Image
 
-from skyformer.errors import DataError, InputError, UnknownNameError
-from skyformer.lra import prepare
+from skyformer.errors import DataError, InputError
+from skyformer.lra import load_task, prepare
 from skyformer.lra.folders import MANIFEST, Variant, data_dir_or_default, find_damage, read_manifest
-from skyformer.lra.inspection import inspect_folders
+from skyformer.lra.inspection import as_half_blocks, as_letters, inspect_folders, save_images
 from skyformer.lra.tasks import Split
 
 
@@ -51,11 +53,6 @@ def test_bad_variants(options: dict[str, str | int], message: str) -> None:
         Variant.of(**options)
 
 
-def test_unknown_task() -> None:
-    with pytest.raises(UnknownNameError, match="unknown task 'audio'"):
-        Variant.of("audio")
-
-
 def test_manifests_of_earlier_versions_are_read() -> None:
     """Before listops had lengths, and with the text of a manifest that was written then."""
     prepared = prepare("pathfinder", limit=1, level="easy")
@@ -66,6 +63,7 @@ def test_manifests_of_earlier_versions_are_read() -> None:
     del content["variant"]["max_length"]
     (prepared.folder / MANIFEST).write_text(json.dumps(content))
     assert read_manifest(prepared.folder) == prepared.manifest
+    assert load_task("pathfinder", limit=1, level="easy").manifest.variant.level == "easy"
 
 
 def test_damage_is_found() -> None:
@@ -103,3 +101,23 @@ def test_manifest_of_another_format() -> None:
     (folder / MANIFEST).write_text(text.replace('"format": 1', '"format": 2'))
     with pytest.raises(DataError, match="has format 2, but this version reads format 1; prepare the task again"):
         read_manifest(folder)
+
+
+RAMP = np.array([[0, 255], [128, 64]], np.uint8)
+
+
+def test_images_in_a_terminal() -> None:
+    assert as_letters(RAMP) == "  @@\n++::"
+    drawn = as_half_blocks(RAMP)
+    assert drawn.count("▀") == 2
+    assert drawn.startswith("\x1b[38;2;0;0;0;48;2;128;128;128m")
+    assert drawn.endswith("\x1b[0m")
+
+
+def test_images_in_a_file(tmp_path: Path) -> None:
+    save_images([RAMP] * 3, tmp_path / "deep" / "sheet.png", columns=2, scale=3)
+    with Image.open(tmp_path / "deep" / "sheet.png") as sheet:
+        assert (sheet.format, sheet.size) == ("PNG", (30, 30))
+        assert sheet.getpixel((3 * 3, 2 * 3)) == 255
+    with pytest.raises(DataError, match="cannot write"):
+        save_images([RAMP], tmp_path / "deep" / "sheet.png" / "inside.png")

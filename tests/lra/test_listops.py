@@ -105,38 +105,33 @@ def generated() -> list[Examples]:
     return list(listops.generate_split(1500, (0, 0), set()))
 
 
-def test_generated_values_are_right(generated: list[Examples]) -> None:
+def rows_of(count: int, seed: int, seen: set[bytes]) -> list[bytes]:
+    return [row.tobytes() for part in listops.generate_split(count, (seed, 0), seen) for row in part.tokens.rows()]
+
+
+def test_generated_values_are_right_and_lengths_within_bounds(generated: list[Examples]) -> None:
     for examples in generated:
         for row, label in zip(examples.tokens.rows(), examples.labels.tolist(), strict=True):
             assert listops.evaluate_symbols(row.tolist()) == label
-
-
-def test_generated_lengths_lie_strictly_between(generated: list[Examples]) -> None:
     lengths = np.concatenate([examples.tokens.lengths for examples in generated])
     assert len(lengths) == 1500
     assert lengths.min() > 500
     assert lengths.max() < 2000
 
 
-def test_generation_is_a_pure_function_and_a_limit_is_a_prefix(generated: list[Examples]) -> None:
+def test_generation_is_a_pure_function_without_repeats_and_a_limit_is_a_prefix(generated: list[Examples]) -> None:
     rows = [row.tobytes() for examples in generated for row in examples.tokens.rows()]
-    again = [row.tobytes() for examples in listops.generate_split(40, (0, 0), set()) for row in examples.tokens.rows()]
-    other = [row.tobytes() for examples in listops.generate_split(40, (1, 0), set()) for row in examples.tokens.rows()]
-    assert again == rows[:40]
-    assert other != again
-
-
-def test_no_repeats_even_across_calls(generated: list[Examples]) -> None:
     seen: set[bytes] = set()
-    first = [row.tobytes() for examples in listops.generate_split(30, (0, 0), seen) for row in examples.tokens.rows()]
-    second = [row.tobytes() for examples in listops.generate_split(30, (0, 0), seen) for row in examples.tokens.rows()]
-    assert len(set(first + second)) == 60
+    again = rows_of(30, 0, seen)
+    assert again == rows[:30]
+    assert len(set(again + rows_of(30, 0, seen))) == 60, "no repeats, even across calls"
+    assert rows_of(30, 1, set()) != again
 
 
 @pytest.mark.parametrize("max_length", [16, 64, 256, 1999])
 def test_short_expressions(max_length: int) -> None:
     options = listops.ListOpsOptions.up_to(max_length)
-    tried = 600
+    tried = 400
     (examples,) = listops.generate_split(tried, (0, 0), set(), options)
     assert len(examples) == tried
     assert max_length // 4 < examples.tokens.lengths.min()
@@ -232,10 +227,7 @@ def test_files(tmp_path: Path) -> None:
     assert parts[Split.DEV].labels.tolist() == [9, 3]
     assert [listops.to_source(row) for row in parts[Split.TEST].tokens.rows()] == ["[MAX 2 9 ]", "[MIN 3 4 ]"]
     assert parts[Split.TRAIN].sources == ["basic_train.tsv:2", "basic_train.tsv:3"]
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    (write_files(tmp_path) / "basic_val.tsv").unlink()
+    (tmp_path / "basic_val.tsv").unlink()
     with pytest.raises(DataError, match=r"lacks basic_val\.tsv"):
         list(listops.read(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Arrow files: what is written comes back, and impossible examples are refused."""
+"""Examples in memory and in Arrow files: what is written comes back, and choices keep the classes in proportion."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyformer.errors import DataError
-from skyformer.lra.examples import Examples, Row
+from skyformer.lra.examples import Examples, Ragged, Row, choose, hold_out, in_batches
 from skyformer.lra.storage import SplitWriter, StoredSplit
 from skyformer.lra.tasks import TASKS, Split
 
@@ -20,6 +20,7 @@ pairs = st.lists(
 )
 
 
+@settings(max_examples=10)
 @given(st.lists(pairs, min_size=1, max_size=4))
 def test_round_trip_of_ragged_pairs(batches: list[list[Row]]) -> None:
     with TemporaryDirectory() as folder:
@@ -59,13 +60,6 @@ def test_impossible_examples_are_refused(tmp_path: Path, label: int, length: int
         writer.write(Examples.from_rows([Row(b"x" * length, label, "here")]))
 
 
-def test_empty_split(tmp_path: Path) -> None:
-    with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
-        pass
-    with pytest.raises(DataError, match="the dev split of text is empty"):
-        writer.record(Split.DEV)
-
-
 def test_chosen_rows(tmp_path: Path) -> None:
     with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
         writer.write(Examples.from_rows([Row(b"ab", 0, "x"), Row(b"c", 1, "y"), Row(b"", 1, "z")]))
@@ -74,7 +68,46 @@ def test_chosen_rows(tmp_path: Path) -> None:
     assert examples.tokens.values.tobytes() == b"ab"
 
 
-def test_a_file_that_is_not_arrow(tmp_path: Path) -> None:
-    (tmp_path / "split.arrow").write_bytes(b"nonsense")
+def test_a_file_that_is_not_arrow_and_one_without_examples(tmp_path: Path) -> None:
+    (tmp_path / "nonsense.arrow").write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be opened"):
-        StoredSplit(tmp_path / "split.arrow")
+        StoredSplit(tmp_path / "nonsense.arrow")
+    with SplitWriter(tmp_path / "split.arrow", TASKS["text"]) as writer:
+        pass
+    with pytest.raises(DataError, match="the dev split of text is empty"):
+        writer.record(Split.DEV)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_rows_come_back(rows: list[bytes]) -> None:
+    ragged = Ragged.from_rows(rows)
+    assert [row.tobytes() for row in ragged.rows()] == rows
+    assert ragged.offsets[-1] == sum(map(len, rows))
+
+
+def test_batches_keep_the_columns_together() -> None:
+    rows = [Row(b"ab", 0, "x", b"c"), Row(b"d", 1, "y", b"ef"), Row(b"", 1, "z", b"")]
+    batches = list(in_batches(Split.DEV, rows, size=2))
+    assert [(split, len(examples)) for split, examples in batches] == [(Split.DEV, 2), (Split.DEV, 1)]
+    first = batches[0][1]
+    assert (first.sources, first.labels.tolist()) == (["x", "y"], [0, 1])
+    assert [[row.tobytes() for row in text.rows()] for text in first.texts] == [[b"ab", b"d"], [b"c", b"ef"]]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(0, 250), st.integers(0, 5))
+def test_choice_is_in_proportion(labels: list[int], count: int, seed: int) -> None:
+    array = np.array(labels, np.uint8)
+    chosen = choose(array, count, seed)
+    assert len(chosen) == min(count, len(array)) == len(set(chosen.tolist()))
+    assert chosen.tolist() == sorted(chosen.tolist()) == choose(array, count, seed).tolist()
+    for label in range(4):
+        expected = len(chosen) * np.mean(array == label)
+        assert abs(np.sum(array[chosen] == label) - expected) <= 4
+
+
+def test_exact_tenth_of_balanced_classes_chosen_by_the_seed() -> None:
+    labels = np.repeat(np.arange(2, dtype=np.uint8), 12_500)
+    kept, held_out = hold_out(labels, 2_500, seed=0)
+    assert np.bincount(labels[held_out]).tolist() == [1_250, 1_250]
+    assert sorted([*kept, *held_out]) == list(range(25_000))
+    assert choose(labels, 10, 1).tolist() != choose(labels, 10, 2).tolist()
