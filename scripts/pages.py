@@ -69,7 +69,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "speed": partial(study_table, HuggingFaceBenchmark),
     },
 }
-"""The generated tables of each page; a table stands between `<!-- name: begin -->` and `<!-- name: end -->`."""
+"""The generated tables of each page; a table is between `<!-- name: begin -->` and `<!-- name: end -->`."""
 
 
 def with_tables(page: str, tables: Mapping[str, Callable[[], str]]) -> str:

@@ -61,7 +61,7 @@ def scattered_mask(batch: int, length: int, keep: float = 0.6, seed: int = 0) ->
 
 @contextmanager
 def refused(error: type[Exception], *words: str) -> Iterator[None]:
-    """The block raises exactly `error`, with all of `words` in its message: the argument, what it wants, what came."""
+    """The block raises exactly `error`, with all of `words` in its message: argument, expectation and value."""
     with pytest.raises(error) as caught:
         yield
     assert type(caught.value) is error

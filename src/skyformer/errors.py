@@ -38,11 +38,11 @@ class MaskError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name is not registered; the message suggests `meant` or else the closest known spelling."""
+    """A name is not registered; the message contains `suggestion`, or else the most similar known name."""
 
-    def __init__(self, what: str, name: object, known: Iterable[str], meant: str | None = None) -> None:
+    def __init__(self, what: str, name: object, known: Iterable[str], suggestion: str | None = None) -> None:
         names = sorted(known)
-        close = [meant] if meant else difflib.get_close_matches(str(name), names, n=1)
+        close = [suggestion] if suggestion else difflib.get_close_matches(str(name), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         super().__init__(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
 
@@ -74,6 +74,12 @@ class TrainingError(SkyformerError):
 
 class DivergedError(TrainingError):
     """A loss or a gradient is not finite; running it again would give the same."""
+
+
+class MissedTargetError(SkyformerError):
+    """A benchmark measured a value outside its target."""
+
+    exit_code = 1
 
 
 EXTRA_OF_MODULE = MappingProxyType(

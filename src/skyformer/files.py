@@ -67,7 +67,9 @@ def read_document(file: Path) -> str:
     except OSError as failed:
         raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
     if len(content) > MAX_DOCUMENT_BYTES:
-        raise DataError(f"{file} is larger than {MAX_DOCUMENT_BYTES:,} bytes: it is not what its name promises")
+        raise DataError(
+            f"{file} is larger than {MAX_DOCUMENT_BYTES:,} bytes: it cannot be a config, manifest or result"
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as damaged:

@@ -25,7 +25,7 @@ RECORD_FORMAT = 1
 AnyRecord = TypeVar("AnyRecord")
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """The content of a JSON file; a later version that changes the fields raises `format`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -33,7 +33,7 @@ class Record(BaseModel):
     format: int = RECORD_FORMAT
 
 
-def read_record(file: Path, cls: type[AnyRecord]) -> AnyRecord:
+def read_json_record(file: Path, cls: type[AnyRecord]) -> AnyRecord:
     """The record in a JSON file; a `DataError` says what is wrong with the file."""
     content = read_json(file)
     check_format(file, content)
@@ -61,7 +61,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     section: ClassVar[str] = ""
-    """The section of a run's config that they stand in; errors put it before the name of a setting."""
+    """The section of a run's config that contains them; errors put it before the name of a setting."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -92,15 +92,15 @@ def setting_names(cls: type[Settings], prefix: str = "") -> list[str]:
 
 
 def unknown_setting(name: str, known: Sequence[str]) -> UnknownNameError:
-    """The error for a name that is not one of `known`; it says which one may be meant."""
+    """The error for a name that is not one of `known`; it suggests a known one."""
     section, _, own = name.rpartition(".")
     inside = [other for other in known if other.startswith(f"{name}.")]
     siblings = [other for other in known if section and other.rpartition(".")[0] == section]
     sections = {other.partition(".")[0] for other in known}
-    return UnknownNameError("setting", name, inside or siblings or sections, _meant(name, own, known))
+    return UnknownNameError("setting", name, inside or siblings or sections, _suggestion(name, own, known))
 
 
-def _meant(name: str, own: str, known: Sequence[str]) -> str | None:
+def _suggestion(name: str, own: str, known: Sequence[str]) -> str | None:
     """The setting of the same last name, or else of a similar whole name, or else of a similar last name."""
     of_last_name = {other.rpartition(".")[2]: other for other in known}
     if own in of_last_name:

@@ -1,4 +1,4 @@
-"""The constants are the paper's: its own averages, and where the paper is at hand, its own table."""
+"""The constants are the paper's: its own averages, and where the paper is available, its own table."""
 
 from __future__ import annotations
 

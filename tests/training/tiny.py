@@ -17,7 +17,7 @@ STEPS = 14
 def tiny_config(
     *, seed: int = 0, attention: str = "skyformer", options: dict[str, Any] | None = None, **loop: Any
 ) -> RunConfig:
-    """Fourteen steps of ListOps with evaluations at 5, 10 and the end, and checkpoints at 3, 6, ... besides."""
+    """Fourteen steps of ListOps with evaluations at 5, 10 and the end, and additional checkpoints at 3, 6, ..."""
     settings = {
         "steps": STEPS,
         "batch_size": 4,

@@ -53,7 +53,7 @@ def bigbird_attention(
             in either are cut into blocks.
         is_causal: not supported, because the first and the last block see everything.
         block_size: tokens per block; the last may have fewer.
-        num_random_blocks: random blocks per query block, besides those that it sees anyway.
+        num_random_blocks: random blocks per query block, in addition to those that it always sees.
         scale: factor of the inner products; P ** -0.5 by default.
         dropout_p: the probability with which an attention weight is dropped.
         generator: the source of the pattern's seed; torch's global generator by default.

@@ -64,7 +64,7 @@ def performer_attention(
     Args:
         query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
         key_mask: bool (B, S), True = attend. query_mask: has no effect, because no query depends on another.
-        is_causal: query i attends to keys j <= i only. The softmax features are then float64 whatever the inputs:
+        is_causal: query i attends to keys j <= i only. The softmax features are then float64 for inputs of any dtype:
             twice the memory, and rows whose sums are exp(500) or more below those of later keys become zeros.
         num_features: m, the number of rows of the projection.
         feature_map: "softmax" (positive features, unbiased for exp(<q, k>)) or "relu" (max(<w, x>, 0) + 1e-3).

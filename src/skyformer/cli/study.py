@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from skyformer.errors import DataError, InterruptedRunError, SkyformerError, missing_extra
+from skyformer.errors import DataError, InterruptedRunError, MissedTargetError, SkyformerError, missing_extra
 from skyformer.registry import Registry
 from skyformer.report.progress import display
 from skyformer.report.tables import as_markdown
@@ -128,12 +128,6 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int | None
     missed = [target.what for target in targets if not target.passed]
     if missed:
         raise MissedTargetError(f"{study.name} missed {len(missed)} of {len(targets)} targets: {'; '.join(missed)}")
-
-
-class MissedTargetError(SkyformerError):
-    """A benchmark measured a value outside its target."""
-
-    exit_code = 1
 
 
 @contextmanager

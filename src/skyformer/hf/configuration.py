@@ -14,7 +14,7 @@ from skyformer.errors import InputError, UnknownNameError, UnsupportedError
 from skyformer.model.config import ModelConfig
 
 CONFIG_ATTENTION = "config"
-"""The attention implementation that stands for the attention named in the config; it is the default."""
+"""The implementation that uses the attention named in the config; it is the default."""
 
 _OTHER_NAMES = {
     "dim": "hidden_size",
@@ -38,7 +38,7 @@ _AT_LEAST_ONE = (
     "num_labels",
 )
 _SIMILARITY = 0.85
-"""An unknown setting this similar to one of ours (difflib's ratio) counts as misspelt."""
+"""An unknown setting with at least this similarity (difflib's ratio) to one of ours is reported as a typo."""
 
 
 class SkyformerConfig(PreTrainedConfig):

@@ -128,7 +128,7 @@ class _RaggedColumn:
 
 
 class StoredSplit:
-    """A split on disk, memory-mapped: opening it is quick whatever its size."""
+    """A split on disk, memory-mapped: opening it takes the same short time at any size."""
 
     def __init__(self, path: Path) -> None:
         import datasets

@@ -45,7 +45,7 @@ def flash_attention_works() -> bool:
     try:
         pairs = [*_found_and_expected(is_causal=False), *_found_and_expected(is_causal=True)]
         return all(torch.allclose(found, expected, atol=1e-5) for found, expected in pairs)
-    except Exception:  # Whatever a changed function raises, it cannot be used.
+    except Exception:  # A changed function may raise any error.
         return False
 
 

@@ -78,7 +78,9 @@ class Options(HeadOptions):
     seeds: tuple[int, ...] = option(
         (0, 1, 2), small=(0,), least=0, required=True, help="Passages, by number, which is also the random seed."
     )
-    long_seeds: tuple[int, ...] = option((0,), least=0, required=True, help="The same for --long-lengths.")
+    long_seeds: tuple[int, ...] = option(
+        (0,), least=0, required=True, help="Indices of the passages for --long-lengths."
+    )
 
 
 @dataclass(frozen=True)

@@ -359,7 +359,7 @@ def _costs_by_kind(results: Results) -> list[Costs]:
 
 
 def _cost_table(costs: Costs) -> Table:
-    """Table 2; the paper's own numbers stand only beside padded batches, because the paper padded."""
+    """Table 2; the paper's numbers are shown only for padded batches, because the paper padded its batches."""
     import pandas
 
     parts = {}

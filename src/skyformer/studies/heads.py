@@ -323,7 +323,7 @@ class ModelOptions:
     model: str = option(PACKAGED_MODEL, small=TINY_MODEL, help=MODEL_HELP)
     text: str = option(
         PYTHON_REFERENCE,
-        help="A text file, WikiText-2 as in the paper; or the language reference that comes with Python.",
+        help="A text file (in the paper: WikiText-2), or python-reference, the language reference of Python.",
     )
 
 

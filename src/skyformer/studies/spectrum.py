@@ -65,7 +65,7 @@ SMALL_TRAINING = (
 @dataclass(frozen=True)
 class Options:
     tasks: tuple[str, ...] = option(tuple(TASK_TITLES), small=("listops",), help="Tasks of Long Range Arena.")
-    preset: str = option("study", small="short", help="Preset of `skyformer train` of the softmax models.")
+    preset: str = option("study", small="short", help="Preset of `skyformer train` for the softmax models.")
     changes: tuple[str, ...] = option(
         (), small=SMALL_TRAINING, help="Changes to the preset, as in `skyformer train --set`."
     )
@@ -77,7 +77,7 @@ class Options:
         None, help="Folder of the prepared data; short ListOps is generated if it is missing."
     )
     examples: int = option(8, small=4, least=1, help="Test examples per task.")
-    length: int = option(1024, least=2, help="Tokens read of each example at most.")
+    length: int = option(1024, least=2, help="Number of tokens of each example that are used, at most.")
     landmarks: int = option(128, least=1, help="Landmarks of Skyformer.")
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from skyformer.errors import CheckpointWarning, DataError
 from skyformer.files import dump_json, sha256_of, write_atomic
 from skyformer.model.storage import StoredModel
-from skyformer.settings import Record, read_record
+from skyformer.settings import JsonRecord, read_json_record
 
 JOURNAL = "skyformer"
 """The key in a checkpoint for what the run stores besides Lightning's state."""
@@ -34,7 +34,7 @@ KEPT = 2
 _NAME = re.compile(r"step-(\d+)\.json")
 
 
-class CheckpointRecord(Record):
+class CheckpointRecord(JsonRecord):
     """The JSON file of a checkpoint; `best_weights` is the SHA-256 sum of the best model's weights at that step."""
 
     step: int
@@ -82,7 +82,7 @@ class CheckpointStore(CheckpointIO):
     ) -> dict[str, Any]:
         """Load a checkpoint if its file matches its record; only tensors and plain values are accepted."""
         file = Path(path)
-        problem = self._problem(read_record(file.with_suffix(".json"), CheckpointRecord))
+        problem = self._problem(read_json_record(file.with_suffix(".json"), CheckpointRecord))
         if problem is not None:
             raise DataError(f"{file} cannot be used: {problem}")
         return _load(file)
@@ -165,7 +165,7 @@ class CheckpointStore(CheckpointIO):
         write_atomic(self.record_path(record.step), dump_json(record.model_dump(mode="json")))
 
     def _record(self, step: int) -> CheckpointRecord:
-        return read_record(self.record_path(step), CheckpointRecord)
+        return read_json_record(self.record_path(step), CheckpointRecord)
 
     def _problem(self, record: CheckpointRecord) -> str | None:
         """What is wrong with a checkpoint; None if nothing is."""

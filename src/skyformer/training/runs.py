@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 from skyformer.environment import Environment, describe_environment, now
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import dump_json, read_document, read_json, write_atomic
-from skyformer.settings import Record, check_format, read_record
+from skyformer.settings import JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
 
@@ -45,7 +45,7 @@ _LOCK_TIMEOUT_SECONDS = 2.0
 StateName = Literal["running", "interrupted", "failed", "finished", "damaged"]
 
 
-class RunState(Record):
+class RunState(JsonRecord):
     """State and progress of a run; `damaged` is never written, it means that the state cannot be read."""
 
     state: StateName
@@ -84,7 +84,7 @@ class RunState(Record):
         return type(self)(**{**self.model_dump(), "updated": now(), **changes})
 
 
-class RunResult(Record):
+class RunResult(JsonRecord):
     """The result of a finished run; `note` says how its settings differ from the paper's."""
 
     run: str
@@ -150,13 +150,13 @@ class Run:
     @property
     def environment(self) -> Environment:
         """The environment in which the run was first started."""
-        return read_record(self.folder / ENVIRONMENT_FILE, Environment)
+        return read_json_record(self.folder / ENVIRONMENT_FILE, Environment)
 
     @property
     def result(self) -> RunResult | None:
         """The result; None if the run is not finished."""
         file = self.folder / RESULT_FILE
-        return read_record(file, RunResult) if file.exists() else None
+        return read_json_record(file, RunResult) if file.exists() else None
 
     @property
     def state(self) -> RunState:
@@ -178,7 +178,7 @@ class Run:
 
     def stored_state(self) -> RunState:
         """The content of state.json, which is out of date if the process was killed."""
-        return read_record(self.folder / STATE_FILE, RunState)
+        return read_json_record(self.folder / STATE_FILE, RunState)
 
     def write_state(self, state: RunState) -> None:
         write_atomic(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
