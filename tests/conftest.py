@@ -22,6 +22,9 @@ settings.register_profile(
 settings.load_profile("default")
 
 
+# Triton reads this when it is imported. `make test-gpu` sets it to 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # The tensors of the tests are small, so a second thread would cost more than it saves.
 torch.set_num_threads(1)
 

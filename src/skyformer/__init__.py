@@ -10,7 +10,7 @@ from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import MissingExtraError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.landmarks import suggest_landmarks
-from skyformer.ops.products import kernel_product
+from skyformer.ops.backends import kernel_product, use_backend
 
 if TYPE_CHECKING:
     from skyformer.model import ModelConfig, PairClassifier, SequenceClassifier, SkyformerEncoder
@@ -32,6 +32,7 @@ __all__ = [
     "suggest_budget",
     "suggest_landmarks",
     "tilted_attention",
+    "use_backend",
 ]
 
 _MODELS = ("ModelConfig", "PairClassifier", "SequenceClassifier", "SkyformerEncoder")

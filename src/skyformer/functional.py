@@ -38,10 +38,10 @@ from skyformer.landmarks import (
     take_rows,
 )
 from skyformer.landmarks.rows import mean_of_valid
-from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
+from skyformer.ops.backends import product_by_backend, triton_computes
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.precision import at_least_float32
-from skyformer.ops.products import MEMORY_BUDGET, Plan, blocked_product, gram_matrix
+from skyformer.ops.products import MEMORY_BUDGET, Plan, gram_matrix
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
 
 __all__ = [
@@ -111,16 +111,7 @@ def attend_kernelized(query: Tensor, key: Tensor, value: Tensor, key_mask: Tenso
     """`kernelized_attention` on checked arguments."""
     if isinstance(plan.kernel, SoftmaxKernel):
         return attend_softmax(query, key, value, key_mask, plan.is_causal, plan.scale, plan.dropout_p)
-    return _fastest_product(query, key, value, key_mask, plan)
-
-
-def _fastest_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
-    """kappa(x, y) v, by the fused kernel if it is available for this product, otherwise in blocks."""
-    fusible = isinstance(plan.kernel, GaussianKernel) and plan.dropout_p == 0
-    if fusible and fused_gaussian_available(x, v):
-        query, key, value = (at_least_float32(t) for t in (x, y, v))
-        return fused_gaussian_attention(query, key, value, key_mask, plan.is_causal, plan.scale).to(x.dtype)
-    return blocked_product(x, y, v, key_mask, plan)
+    return product_by_backend(query, key, value, key_mask, plan)
 
 
 def softmax_attention(
@@ -317,9 +308,13 @@ def attend_skyformer(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """`skyformer_attention` on checked arguments. A missing `query_mask` is not replaced by `key_mask` here."""
-    # Contiguous here, once: choosing rows and both products would each copy a strided tensor.
-    points, keys = (at_least_float32(x).contiguous() for x in (query, key))
-    values, scale = at_least_float32(value), scale_of(query, settings.scale)
+    scale = scale_of(query, settings.scale)
+    if triton_computes(query, value, settings.kernel):
+        points, keys, values = query, key, value
+    else:
+        # Contiguous here, once: choosing rows and both products would each copy a strided tensor.
+        points, keys = (at_least_float32(x).contiguous() for x in (query, key))
+        values = at_least_float32(value)
     if isinstance(settings.kernel, SoftmaxKernel):
         keys = _move_to_queries(points, keys, query_mask, key_mask)
         candidates = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
@@ -344,15 +339,15 @@ def _nystrom(
     plan = Plan(candidates.kernel, candidates.scale, memory_budget=settings.memory_budget)
     query, key, chosen = _choose(candidates, settings, short, generator)
     W, active = chosen.points, chosen.active
-    right = _fastest_product(W, key, value, candidates.key_mask, plan)
-    gram = gram_matrix(W, kernel=plan.kernel, scale=plan.scale)
+    right = product_by_backend(W, key, value, candidates.key_mask, plan, float32_out=True)
+    gram = gram_matrix(at_least_float32(W), kernel=plan.kernel, scale=plan.scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
     middle = regularized_solve(gram, right, settings.gamma, settings.solver)
     if short is not None:
         middle = torch.where(short.examples.unsqueeze(-1), short.values(value, candidates.num_queries), middle)
-    return _fastest_product(query, W, middle, None, plan)
+    return product_by_backend(query, W, middle, None, plan)
 
 
 def _choose(

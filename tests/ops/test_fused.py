@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer import kernelized_attention, skyformer_attention
+from skyformer import kernel_product, kernelized_attention, skyformer_attention, use_backend
 from skyformer.ops import fused as fused_module
 from skyformer.ops.flash import flash_attention_works
 from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
-from skyformer.ops.products import dense_kernel_product, kernel_product
+from skyformer.ops.products import dense_kernel_product
 from tests.attention.suite import LargestStorage, backward, draw, relative_error
 from tests.helpers import assert_same_with_gradients, scattered_mask
 
@@ -33,7 +33,8 @@ def dense(mask: Tensor | None = None, causal: bool = False, scale: float = 0.3) 
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return kernel_product(q, k, v, scale=0.3)
+    with use_backend("torch"):
+        return kernel_product(q, k, v, scale=0.3)
 
 
 @pytest.mark.parametrize(("length", "size", "head_dim"), SHAPES)
@@ -191,7 +192,7 @@ def test_results_stay_the_same_without_a_private_function(
     def attend_without(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with monkeypatch.context() as patch:
             patch.setattr(torch.ops.aten, function, replacement)
-            patch.setattr(fused_module, "_WORKS", flash_attention_works())
+            patch.setattr(fused_module, "FUSED_WORKS", flash_attention_works())
             assert not fused_gaussian_available(q, v)
             return attend(q, k, v)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from skyformer import kernel_product
+from skyformer import kernel_product, use_backend
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
 from skyformer.ops import products
 from skyformer.ops.kernels import KERNELS, MaternKernel, RationalQuadraticKernel
@@ -19,6 +19,12 @@ from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 KERNELS_AND_VARIANTS = [*map(KERNELS.get, KERNELS.names()), MaternKernel(2.5), RationalQuadraticKernel(0.5)]
 EDGES = [(1, 1), (7, 64), (8, 65), (9, 63), (64, 8), (65, 7), (63, 130), (130, 65), (1, 130), (130, 1)]
 KEEP_ALL = 2**40
+
+
+@pytest.fixture(autouse=True)
+def _portable_product() -> Iterator[None]:
+    with use_backend("torch"):
+        yield
 
 
 @pytest.fixture

@@ -24,13 +24,14 @@ from skyformer.ops.precision import without_autocast
 from skyformer.ops.products import subtract_dots
 
 # At import: while a program is being compiled or exported, a call would be traced instead of run.
-_WORKS = flash_attention_works()
+FUSED_WORKS = flash_attention_works()
+"""Whether torch's fused attention for the CPU computes what is needed here."""
 
 
 def fused_gaussian_available(query: Tensor, value: Tensor) -> bool:
     """Whether the fused kernel can be used: on the CPU, with one head dim for all, and no empty tensor."""
     fits = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
-    return _WORKS and fits and min(query.numel(), value.numel()) > 0
+    return FUSED_WORKS and fits and min(query.numel(), value.numel()) > 0
 
 
 def fused_gaussian_attention(

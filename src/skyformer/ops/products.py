@@ -1,4 +1,4 @@
-"""kernel_product: kappa(x, y) v in blocks, with a backward that recomputes them, so the (L, S) matrix never exists.
+"""kappa(x, y) v in blocks, with a backward that recomputes them, so the (L, S) matrix never exists.
 
 With C = kappa(x, y), o = C v, dO the gradient of o and psi the slope of the kernel (see `kernels`):
 
@@ -21,13 +21,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyformer.checks import (
-    check_mask,
-    check_memory_budget,
-    check_positive,
-    check_probability,
-    check_query_key_value,
-)
 from skyformer.ops.kernels import Kernel, get_kernel, half_norms
 from skyformer.ops.noise import draw_seed
 from skyformer.ops.precision import at_least_float32, without_autocast
@@ -40,53 +33,6 @@ SHORT_SIDE = 512
 
 MEMORY_BUDGET = 2**25
 """Bytes of kernel values that one product may store for its backward pass; if they need more, they are recomputed."""
-
-
-def kernel_product(
-    x: Tensor,
-    y: Tensor,
-    v: Tensor,
-    *,
-    kernel: str | Kernel = "gaussian",
-    scale: float = 1.0,
-    key_mask: Tensor | None = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    generator: torch.Generator | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Tensor:
-    """kappa(sqrt(scale) x, sqrt(scale) y) v in O((L + S) P) memory.
-
-    Args:
-        x: (B, H, L, P). y: (B, H, S, P). v: (B, H, S, Pv).
-        kernel: a name ("gaussian", "laplacian", "matern", "rational_quadratic", "softmax") or a `Kernel`.
-        key_mask: bool (B, S), True = use; the columns of the other keys are set to zero.
-        is_causal: set entry (i, j) of the kernel matrix to zero if j > i.
-        dropout_p: the probability of setting an entry of the kernel matrix to zero; the others are divided by 1 - p.
-        generator: source of the dropout; by default torch's global generator.
-        memory_budget: bytes of kernel values that may be stored for the backward pass instead of recomputed.
-
-    Returns:
-        (B, H, L, Pv), in the dtype of `x`; float16 and bfloat16 are computed in float32.
-
-    Example:
-        >>> import torch, skyformer
-        >>> x, y, v = (torch.randn(1, 2, n, 8) for n in (100, 300, 300))
-        >>> out = skyformer.kernel_product(x, y, v, kernel="gaussian")
-        >>> out.shape
-        torch.Size([1, 2, 100, 8])
-        >>> matrix = torch.exp(-torch.cdist(x, y).square() / 2)
-        >>> torch.allclose(out, matrix @ v, atol=1e-4)
-        True
-    """
-    check_query_key_value(x, y, v, ("x", "y", "v"))
-    check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
-    check_probability("dropout_p", dropout_p)
-    check_positive("scale", scale)
-    check_memory_budget(memory_budget)
-    return blocked_product(
-        x, y, v, key_mask, Plan(get_kernel(kernel), scale, is_causal, dropout_p, generator, memory_budget)
-    )
 
 
 @dataclass(frozen=True)
@@ -102,7 +48,7 @@ class Plan:
 
 
 def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
-    """`kernel_product` on checked arguments."""
+    """The portable kappa(x, y) v: on every device, for every kernel, with dropout."""
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0)
         if not plan.kernel.radial:

@@ -1,0 +1,190 @@
+"""The Triton kernels in Triton's interpreter, forward and all gradients, against the dense product in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import skyformer
+from skyformer.ops.products import dense_kernel_product
+from skyformer.ops.triton_products import triton_product
+from tests.attention.suite import backward, relative_error
+from tests.helpers import authors_outputs, reference_error, scattered_mask
+
+pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be tested")
+
+SCALE = 0.2
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
+
+
+def draw(
+    shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, std: float = 1.0, heads_last: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, y and v for (B, H, L, S, P, Pv); with `heads_last` stored in the order (B, n, H, P)."""
+    batch, heads, length, size, features, values = shape
+    x, y, v = (
+        (torch.randn(batch, n, heads, p) * std).to(dtype).transpose(1, 2)
+        for n, p in ((length, features), (size, features), (size, values))
+    )
+    if not heads_last:
+        x, y, v = (t.contiguous() for t in (x, y, v))
+    return x.requires_grad_(), y.requires_grad_(), v.requires_grad_()
+
+
+def errors(inputs: tuple[Tensor, ...], mask: Tensor | None, causal: bool, float32_out: bool = False) -> list[float]:
+    """Relative errors of the output and of the gradients."""
+    out = triton_product(*inputs, mask, causal, SCALE, float32_out)  # type: ignore[misc]
+    grad = torch.randn_like(out)
+    exact = tuple(t.detach().double().requires_grad_() for t in inputs)
+    expected = dense_kernel_product(*exact, scale=SCALE, key_mask=mask, is_causal=causal)  # type: ignore[misc]
+    found = (out, *backward(out, inputs, grad))
+    return [
+        relative_error(f, e) for f, e in zip(found, (expected, *backward(expected, exact, grad.double())), strict=True)
+    ]
+
+
+SHAPES = [
+    (1, 2, 33, 65, 16, 16),  # just above a block
+    (2, 1, 40, 300, 24, 40),  # head dims that are no powers of two, columns in two splits
+    (1, 1, 130, 17, 48, 8),  # more rows than columns
+    (1, 1, 1, 1, 16, 16),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_agrees_with_the_dense_product(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> None:
+    assert max(errors(draw(shape, dtype), None, False)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_with_holes_and_strided_inputs(causal: bool, dtype: torch.dtype) -> None:
+    inputs = draw((2, 1, 40, 290, 16, 16), dtype, heads_last=True)
+    assert max(errors(inputs, scattered_mask(2, 290), causal)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("length", "size"), [(300, 40), (40, 300), (129, 129)])
+def test_causal(length: int, size: int) -> None:
+    assert max(errors(draw((1, 1, length, size, 16, 16), torch.float32), None, True)) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("features", [16, 33, 64, 80, 128, 192, 256])
+def test_full_grid(features: int, masked: bool, causal: bool, dtype: torch.dtype) -> None:
+    for (length, size), values, heads_last in itertools.product(
+        [(1, 300), (63, 65), (257, 128), (300, 1)], [16, 100], [False, True]
+    ):
+        inputs = draw((2, 2, length, size, features, values), dtype, heads_last=heads_last)
+        mask = scattered_mask(2, size) if masked else None
+        assert max(errors(inputs, mask, causal)) < TOLERANCE[dtype], (length, size, values, heads_last)
+
+
+def test_outputs_and_gradients_are_stored_as_their_inputs() -> None:
+    inputs = draw((1, 3, 40, 50, 16, 24), torch.float32, heads_last=True)
+    out = triton_product(*inputs, None, False, SCALE)
+    assert out.transpose(1, 2).is_contiguous()
+    assert all(g.transpose(1, 2).is_contiguous() for g in backward(out, inputs))
+
+
+def test_repeats_bit_for_bit() -> None:
+    inputs = draw((1, 1, 40, 300, 16, 16), torch.bfloat16)
+
+    def run() -> list[Tensor]:
+        out = triton_product(*inputs, None, False, SCALE)
+        return [out, *backward(out, inputs)]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_float32_matrix_may_exceed_the_range_of_half_precision(dtype: torch.dtype) -> None:
+    x, y, v = (t.detach() for t in draw((1, 2, 64, 40, 16, 16), dtype))
+    large = (v.float() * 1e6).requires_grad_()
+    out = triton_product(x, y, large, None, False, SCALE, True)
+    expected = dense_kernel_product(x.double(), y.double(), large.double(), scale=SCALE)
+    assert out.dtype == torch.float32
+    assert relative_error(out, expected) < TOLERANCE[dtype]
+    (grad,) = backward(out, (large,))
+    assert grad.dtype == torch.float32
+    assert relative_error(grad, backward(expected, (large,))[0]) < TOLERANCE[dtype]
+
+
+def test_far_from_the_origin() -> None:
+    x, y, v = draw((1, 1, 40, 50, 16, 16), torch.float32, std=0.1)
+    x, y = ((t.detach() + 250).requires_grad_() for t in (x, y))
+    assert max(errors((x, y, v), None, False)) < 1e-4
+
+
+def test_large_norms_are_finite() -> None:
+    for dtype, std in itertools.product(TOLERANCE, (0.0, 1e3)):
+        inputs = draw((1, 1, 20, 30, 16, 16), dtype, std)
+        out = triton_product(*inputs, None, False, SCALE)
+        assert all(t.isfinite().all() for t in (out, *backward(out, inputs)))
+
+
+def test_fully_masked_and_empty() -> None:
+    mask = torch.tensor([[False] * 9, [True] * 9])
+    inputs = draw((2, 1, 5, 9, 16, 16), torch.float32)
+    out = triton_product(*inputs, mask, False, SCALE)
+    dx, dy, dv = backward(out, inputs)
+    assert all((t[0] == 0).all() and t[1].any() for t in (out, dx, dy, dv))
+    for shape in ((0, 2, 5, 9, 16, 16), (2, 2, 0, 9, 16, 16), (2, 2, 5, 0, 16, 16)):
+        inputs = draw(shape, torch.float32)
+        out = triton_product(*inputs, None, False, SCALE)
+        assert out.shape == (*shape[:3], 16)
+        assert all((t == 0).all() for t in (out, *backward(out, inputs)))
+
+
+def test_only_requested_gradients_are_computed() -> None:
+    x, y, v = draw((1, 1, 20, 30, 16, 16), torch.float32)
+    everything = backward(triton_product(x, y, v, None, False, SCALE), (x, y, v))
+    for wanted, expected in zip((x, y, v), everything, strict=True):
+        inputs = [t if t is wanted else t.detach() for t in (x, y, v)]
+        found = torch.autograd.grad(triton_product(*inputs, None, False, SCALE).sum(), wanted)[0]
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*double precision")
+def test_gradcheck_in_float32() -> None:
+    inputs = draw((1, 1, 5, 6, 3, 2), torch.float32)
+    assert torch.autograd.gradcheck(
+        lambda x, y, v: triton_product(x, y, v, None, False, SCALE), inputs, eps=1e-2, atol=2e-3, rtol=1e-2
+    )
+
+
+def test_operators_pass_the_checks_of_torch() -> None:
+    inputs = draw((1, 2, 20, 30, 16, 24), torch.bfloat16, heads_last=True)
+    args = (*inputs, scattered_mask(1, 30), False, SCALE, False, False)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.skyformer.gaussian_product.default, args, test_utils=tests)
+
+
+def test_tf32_is_used_only_on_request() -> None:
+    inputs = tuple(t.detach() for t in draw((1, 1, 40, 50, 16, 16), torch.float32))
+    expected = dense_kernel_product(*(t.double() for t in inputs), scale=SCALE)
+    exact = relative_error(triton_product(*inputs, None, False, SCALE), expected)
+    try:
+        torch.set_float32_matmul_precision("high")
+        rounded = relative_error(triton_product(*inputs, None, False, SCALE), expected)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert exact < 1e-6
+    assert 1e-5 < rounded < 1e-2
+
+
+@pytest.mark.parametrize("case", ["full", "padded"])
+def test_agrees_with_the_authors(case: str) -> None:
+    tensors = authors_outputs(case)[0]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with skyformer.use_backend("triton"):
+            return skyformer.kernelized_attention(q, k, v, key_mask=tensors["key_mask"].bool())
+
+    assert reference_error(tensors, "kernelized", attention) < 1e-4
