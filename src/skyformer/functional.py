@@ -40,9 +40,11 @@ from skyformer.landmarks import (
 from skyformer.landmarks.rows import mean_of_valid
 from skyformer.ops.backends import product_by_backend, triton_computes
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
+from skyformer.ops.noise import FixedSeed, RandomSource
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.products import MEMORY_BUDGET, Plan, gram_matrix
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
+from skyformer.ops.tracing import may_look_at_values
 
 __all__ = [
     "GAMMA",
@@ -305,7 +307,7 @@ def attend_skyformer(
     key_mask: Tensor | None,
     query_mask: Tensor | None,
     settings: SkyformerSettings,
-    generator: torch.Generator | None = None,
+    source: RandomSource = None,
 ) -> Tensor:
     """`skyformer_attention` on checked arguments. A missing `query_mask` is not replaced by `key_mask` here."""
     scale = scale_of(query, settings.scale)
@@ -320,12 +322,12 @@ def attend_skyformer(
         candidates = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
         short = _ShortExamples.among(candidates, settings)
         weighted = _weigh_by_key_norm(keys, values, key_mask, scale)
-        both = _nystrom(candidates, weighted, settings, short, generator)
+        both = _nystrom(candidates, weighted, settings, short, source)
         out = _normalise(both, values, key_mask).to(query.dtype)
         return out if short is None else short.replace_by_softmax(out, query, key, value, scale)
     candidates = Candidates(points, keys, query_mask, key_mask, settings.kernel, scale)
     short = _ShortExamples.among(candidates, settings)
-    return _nystrom(candidates, values, settings, short, generator).to(query.dtype)
+    return _nystrom(candidates, values, settings, short, source).to(query.dtype)
 
 
 def _nystrom(
@@ -333,11 +335,11 @@ def _nystrom(
     value: Tensor,
     settings: SkyformerSettings,
     short: _ShortExamples | None,
-    generator: torch.Generator | None,
+    source: RandomSource,
 ) -> Tensor:
     """Equations (4) to (6): (I, 0) C-bar S (S^T C-bar S + gamma I)^-1 S^T C-bar (0, I)^T V, with S^T [Q; K] = W."""
     plan = Plan(candidates.kernel, candidates.scale, memory_budget=settings.memory_budget)
-    query, key, chosen = _choose(candidates, settings, short, generator)
+    query, key, chosen = _choose(candidates, settings, short, source)
     W, active = chosen.points, chosen.active
     right = product_by_backend(W, key, value, candidates.key_mask, plan, float32_out=True)
     gram = gram_matrix(at_least_float32(W), kernel=plan.kernel, scale=plan.scale)
@@ -354,19 +356,22 @@ def _choose(
     candidates: Candidates,
     settings: SkyformerSettings,
     short: _ShortExamples | None,
-    generator: torch.Generator | None,
+    source: RandomSource,
 ) -> tuple[Tensor, Tensor, Landmarks]:
     """The Q and K to use from here on (see `landmark_rows`), and the landmarks."""
     query, key, sampler = candidates.query, candidates.key, settings.landmarks
     num_rows = query.shape[2] + key.shape[2]
+    builtin = is_builtin(sampler)
     if isinstance(sampler, Tensor):
         drawn: Tensor | Landmarks = sampler
+    elif is_builtin(sampler):
+        drawn = sampler(candidates, settings.useful_landmarks(num_rows), source)
     else:
-        drawn = sampler(candidates, settings.useful_landmarks(num_rows), generator)
-    builtin = is_builtin(sampler)
+        generator = source.generator() if isinstance(source, FixedSeed) else source
+        drawn = sampler(candidates.in_float32(), settings.num_landmarks, generator)
     if isinstance(drawn, Landmarks):
         if not builtin:
-            drawn = check_points_and_slots(drawn, candidates)
+            drawn = check_points_and_slots(drawn, candidates.in_float32()).to(query.dtype)
         return query, key, drawn if short is None else short.replace_points(drawn, key, candidates.num_queries)
     if not builtin:
         rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows)
@@ -399,7 +404,7 @@ class _ShortExamples:
             return None
         slots, keys = settings.useful_landmarks(num_rows), candidates.valid_keys()
         examples = candidates.valid_queries() + keys <= slots
-        if not examples.is_meta and not torch.compiler.is_compiling() and not bool(examples.any()):
+        if may_look_at_values(examples) and not bool(examples.any()):
             return None
         slot = torch.arange(slots, device=candidates.device).expand(keys.shape[0], -1)
         key_rows = torch.where(slot < keys, candidates.key_row(slot), -1)

@@ -324,6 +324,24 @@ class AttentionSuite(OptionSuite):
         for a, e in zip(backward(actual, inputs), backward(expected, inputs), strict=True):
             torch.testing.assert_close(a, e)
 
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_compiled_training_agrees(self, masked: bool) -> None:
+        if self.cannot(Promise.FULLGRAPH):
+            pytest.skip(type(self.build()).cannot[Promise.FULLGRAPH])
+        torch._dynamo.reset()
+        attention = self.build().train()
+        inputs = draw(2, 24, 24, 8, 8)
+        mask = torch.rand(2, 24) > 0.2 if masked else None
+        compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+        torch.manual_seed(1)
+        expected = attention(*inputs, key_mask=mask)
+        torch.manual_seed(1)
+        actual = compiled(*inputs, key_mask=mask)
+        torch.testing.assert_close(actual, expected)
+        for a, e in zip(backward(actual, inputs), backward(expected, inputs), strict=True):
+            torch.testing.assert_close(a, e)
+
     def test_dropout_or_refused(self) -> None:
         if self.cannot(Promise.DROPOUT):
             with pytest.raises(UnsupportedError, match="dropout"):

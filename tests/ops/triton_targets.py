@@ -58,7 +58,8 @@ def compile_case(case: Case) -> Report:
     from skyformer.ops.triton_products import Config, choose_config, launch_options, padded
 
     dtype, pointer = getattr(torch, case.dtype), POINTER[case.dtype]
-    chosen = choose_config(case.outputs, case.head_dim, case.head_dim, case.num_rows, dtype)
+    is_amd = case.target.startswith("gfx")
+    chosen = choose_config(case.outputs, case.head_dim, case.head_dim, case.num_rows, dtype, is_amd)
     options = launch_options(Config(*case.config) if case.config else chosen)
     constants: dict[str, Any] = {
         "CENTRE": None, "HALF_X": None, "PEAK_A": None, "PEAK_B": None,

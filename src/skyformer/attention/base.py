@@ -20,6 +20,7 @@ from skyformer.checks import (
     check_scale,
 )
 from skyformer.errors import ShapeError, UnsupportedError
+from skyformer.ops.noise import FixedSeed
 from skyformer.ops.precision import at_least_float32, autocast_off
 
 Options = ParamSpec("Options")
@@ -176,6 +177,10 @@ class Attention(nn.Module, abc.ABC):
     def generator(self) -> torch.Generator | None:
         """The source of random numbers of this call: a new generator of fixed seed in `eval()`, torch's in training."""
         return None if self.training else torch.Generator().manual_seed(self.seed)
+
+    def random_source(self) -> FixedSeed | None:
+        """The same source in a form that `torch.compile` can trace."""
+        return None if self.training else FixedSeed(self.seed)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr)

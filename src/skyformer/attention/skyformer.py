@@ -28,7 +28,6 @@ class SkyformerAttention(Attention):
         Promise.CAUSAL: "every output row depends on landmarks from the whole sequence; the exact form, "
         "attention='kernelized', is causal",
         Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
-        Promise.FULLGRAPH: "drawing landmarks breaks the graph; skyformer_attention with explicit rows does not",
     }
 
     num_landmarks: int = 128
@@ -56,4 +55,6 @@ class SkyformerAttention(Attention):
         query, key, value = inputs.query, inputs.key, inputs.value
         if self.check_finite:
             check_finite_inputs(query=query, key=key, value=value)
-        return attend_skyformer(query, key, value, inputs.key_mask, inputs.query_mask, self.settings, self.generator())
+        return attend_skyformer(
+            query, key, value, inputs.key_mask, inputs.query_mask, self.settings, self.random_source()
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 from skyformer.errors import InputError, ShapeError
 from skyformer.landmarks.rows import count_valid, nth_valid
 from skyformer.ops.kernels import Kernel
+from skyformer.ops.noise import RandomSource
+from skyformer.ops.precision import at_least_float32
+from skyformer.ops.tracing import may_look_at_values
 from skyformer.registry import Registry
 
 
@@ -54,6 +57,10 @@ class Candidates:
         """Which rows of [Q; K] are valid: bool (B, L + S)."""
         return torch.cat([_mask_of(self.query, self.query_mask), _mask_of(self.key, self.key_mask)], -1)
 
+    def in_float32(self) -> Candidates:
+        """The same with queries and keys of half precision converted to float32."""
+        return replace(self, query=at_least_float32(self.query), key=at_least_float32(self.key))
+
     def query_row(self, rank: Tensor) -> Tensor:
         """The row numbers of the valid queries of these ranks (B, k)."""
         return nth_valid(self.query_mask, rank)
@@ -74,6 +81,10 @@ class Landmarks:
     points: Tensor
     active: Tensor | None = None
 
+    def to(self, dtype: torch.dtype) -> Landmarks:
+        """The same with points of this dtype."""
+        return Landmarks(self.points.to(dtype), self.active)
+
     def all_active(self) -> Tensor:
         """`active` as a tensor, also if it is None."""
         if self.active is not None:
@@ -88,9 +99,7 @@ class Sampler(abc.ABC):
     name: ClassVar[str]
 
     @abc.abstractmethod
-    def __call__(
-        self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None
-    ) -> Tensor | Landmarks:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: RandomSource) -> Tensor | Landmarks:
         """Rows (B, d) or (B, H, d) of [Q; K], with -1 in an empty slot; or `Landmarks` if they need not be rows."""
 
 
@@ -139,7 +148,7 @@ def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:
             f"landmarks must have shape ({batch}, d) or ({batch}, {heads}, d) with d >= 1; got {tuple(rows.shape)}"
         )
     rows = rows if rows.dim() == 3 else rows.unsqueeze(1)
-    if not rows.is_meta and not torch.compiler.is_compiling() and rows.numel() > 0:
+    if may_look_at_values(rows) and rows.numel() > 0:
         low, high = (int(bound) for bound in rows.aminmax())
         if low < -1 or high >= num_rows:
             raise InputError(

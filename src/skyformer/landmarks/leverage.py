@@ -11,6 +11,7 @@ from torch import Tensor
 from skyformer.landmarks.base import Candidates
 from skyformer.landmarks.rows import draw_by_weight, shuffle_rows, take_rows
 from skyformer.ops.kernels import Kernel
+from skyformer.ops.noise import Seed
 
 
 def exact_leverage_scores(gram: Tensor, valid: Tensor, num_landmarks: int, ridge: float | None) -> Tensor:
@@ -33,7 +34,7 @@ def _tail_ridge(eigenvalues: Tensor, num_landmarks: int) -> Tensor:
 
 
 def recursive_leverage_rows(
-    candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, ridge: float | None, seed: int
+    candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, ridge: float | None, seed: Seed
 ) -> Tensor:
     """Rows (B, H, d), from nested random subsets: the first d rows, then twice as many, and so on up to all rows."""
     _, heads, length, _ = points.shape

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyformer.ops.noise import uniform_noise
+from skyformer.ops.noise import Seed, uniform_noise
 
 
 def count_valid(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ def mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
 
 
-def shuffle_rows(valid: Tensor, seed: int, stream: int) -> Tensor:
+def shuffle_rows(valid: Tensor, seed: Seed, stream: int) -> Tensor:
     """The rows (B, n) in random order, valid rows first. Padding does not change the order of the valid rows."""
     batch, length = valid.shape
     noise = uniform_noise(seed, stream, length, valid.device)[valid_ranks(valid, batch, length, valid.device)]
     return torch.where(valid, noise, 2.0).argsort(-1)
 
 
-def draw_by_weight(weight: Tensor, mask: Tensor | None, count: int, seed: int, stream: int) -> Tensor:
+def draw_by_weight(weight: Tensor, mask: Tensor | None, count: int, seed: Seed, stream: int) -> Tensor:
     """Up to `count` row numbers without replacement (the Gumbel top-k trick), best first; weight (B, H, n)."""
     batch, _, length = weight.shape
     noise = uniform_noise(seed, stream, length, weight.device)

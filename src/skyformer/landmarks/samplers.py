@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from skyformer.landmarks.rows import (
     take_rows,
     valid_ranks,
 )
-from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.noise import RandomSource, Seed, draw_seed_unseen, uniform_noise
+from skyformer.ops.tracing import may_look_at_values
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class _IndependentOfValues(Sampler):
 
     per_head: bool = False
 
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: RandomSource) -> Tensor:
         draws = candidates.query.shape[1] if self.per_head else 1
-        noise = uniform_noise(draw_seed(generator), 0, draws * num_landmarks, candidates.device)
+        noise = uniform_noise(draw_seed_unseen(generator), 0, draws * num_landmarks, candidates.device)
         rows = self._rows(candidates, num_landmarks, noise)
         return rows.unflatten(-1, (draws, num_landmarks)) if self.per_head else rows
 
@@ -100,8 +101,8 @@ class ProbeSampler(Sampler):
         check_at_least("num_probes", self.num_probes, 1)
 
     @torch.no_grad()
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
-        seed = draw_seed(generator)
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: RandomSource) -> Tensor:
+        seed, candidates = draw_seed_unseen(generator), candidates.in_float32()
         query_weight, key_weight = self.weights(candidates, seed)
         best_queries = draw_by_weight(query_weight, candidates.query_mask, num_landmarks, seed, 2)
         best_keys = draw_by_weight(key_weight, candidates.key_mask, num_landmarks, seed, 3)
@@ -111,7 +112,7 @@ class ProbeSampler(Sampler):
         key_rows = pad_slots(best_keys + candidates.num_queries, num_landmarks)
         return torch.where(slot < share, query_rows, key_rows.gather(-1, (slot - share).clamp(min=0)))
 
-    def weights(self, candidates: Candidates, seed: int) -> tuple[Tensor, Tensor]:
+    def weights(self, candidates: Candidates, seed: Seed) -> tuple[Tensor, Tensor]:
         """The weights of the queries (B, H, L) and of the keys (B, H, S)."""
         query, key = candidates.query, candidates.key
         if candidates.normalised:
@@ -122,13 +123,13 @@ class ProbeSampler(Sampler):
         )
 
     def _kernel_weight(
-        self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: int, stream: int
+        self, candidates: Candidates, x: Tensor, others: Tensor, mask: Tensor | None, seed: Seed, stream: int
     ) -> Tensor:
         """sum_j kappa(x_i, y_j)^2 over random valid rows y_j of `others`: (B, H, n)."""
         probes = self._probes(others, mask, seed, stream)
         return candidates.kernel.matrix(x, probes, candidates.scale).square_().sum(-1)
 
-    def _attention_weight(self, candidates: Candidates, seed: int) -> Tensor:
+    def _attention_weight(self, candidates: Candidates, seed: Seed) -> Tensor:
         """sum_i softmax(q_i K^T)_j^2 over random valid queries: (B, H, S)."""
         probes = self._probes(candidates.query, candidates.query_mask, seed, 1)
         scores = candidates.scale * (probes @ candidates.key.mT)
@@ -136,7 +137,7 @@ class ProbeSampler(Sampler):
             scores = scores.masked_fill(~candidates.key_mask[:, None, None], torch.finfo(scores.dtype).min)
         return scores.softmax(-1).square_().sum(-2)
 
-    def _probes(self, others: Tensor, mask: Tensor | None, seed: int, stream: int) -> Tensor:
+    def _probes(self, others: Tensor, mask: Tensor | None, seed: Seed, stream: int) -> Tensor:
         """`num_probes` random valid rows of `others`."""
         noise = uniform_noise(seed, stream, self.num_probes, others.device)
         rank = _scale_to(noise, count_valid(mask, others))
@@ -161,15 +162,17 @@ class LeverageSampler(Sampler):
         check_at_least("exact_limit", self.exact_limit, 1)
 
     @torch.no_grad()
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Tensor:
-        seed = draw_seed(generator)
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: RandomSource) -> Tensor:
+        seed, candidates = draw_seed_unseen(generator), candidates.in_float32()
         points = torch.cat([candidates.query, candidates.key], 2)
         valid = candidates.valid_rows()
         if points.shape[2] <= self.exact_limit:
             return self._exact_rows(candidates, points, valid, num_landmarks, seed)
         rows = recursive_leverage_rows(candidates, points, valid, num_landmarks, self.ridge, seed)
+        if candidates.query_mask is None and candidates.key_mask is None:
+            return rows
         short = valid.sum(-1) <= self.exact_limit
-        if not short.is_meta and not bool(short.any()):
+        if may_look_at_values(short) and not bool(short.any()):
             return rows
         # Whether an example is short depends on its own valid rows, never on the batch.
         leading = nth_valid(valid, torch.arange(self.exact_limit, device=points.device).expand(valid.shape[0], -1))
@@ -179,7 +182,7 @@ class LeverageSampler(Sampler):
         return torch.where(short[:, None, None], pad_slots(exact, num_landmarks), pad_slots(rows, num_landmarks))
 
     def _exact_rows(
-        self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: int
+        self, candidates: Candidates, points: Tensor, valid: Tensor, num_landmarks: int, seed: Seed
     ) -> Tensor:
         gram = candidates.kernel.matrix(points, points, candidates.scale)
         scores = exact_leverage_scores(gram, valid, num_landmarks, self.ridge)
@@ -193,13 +196,14 @@ class SegmentMeansSampler(Sampler):
 
     name = "segment_means"
 
-    def __call__(self, candidates: Candidates, num_landmarks: int, generator: torch.Generator | None) -> Landmarks:
+    def __call__(self, candidates: Candidates, num_landmarks: int, generator: RandomSource) -> Landmarks:
+        dtype, candidates = candidates.query.dtype, candidates.in_float32()
         of_queries = segment_means(candidates.query, candidates.query_mask, num_landmarks // 2)
         of_keys = segment_means(candidates.key, candidates.key_mask, num_landmarks - num_landmarks // 2)
         return Landmarks(
             torch.cat([of_queries.points, of_keys.points], 2),
             torch.cat([of_queries.all_active(), of_keys.all_active()], -1),
-        )
+        ).to(dtype)
 
 
 _BUILTIN = (UniformSampler, StratifiedSampler, QuerySampler, ProbeSampler, LeverageSampler, SegmentMeansSampler)
@@ -208,7 +212,7 @@ for _sampler in _BUILTIN:
     SAMPLERS.add(_sampler.name, _sampler())
 
 
-def is_builtin(sampler: object) -> bool:
+def is_builtin(sampler: object) -> TypeGuard[Sampler]:
     """Whether the rows of this sampler need no check and fill every slot if there are enough valid rows."""
     return type(sampler) in _BUILTIN
 

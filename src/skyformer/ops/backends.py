@@ -193,11 +193,7 @@ def kernel_product(
 
 def triton_computes(x: Tensor, v: Tensor, kernel: Kernel) -> bool:
     """Whether Triton computes products of these tensors: in their own dtype and with any strides."""
-    return isinstance(kernel, GaussianKernel) and supports(x, v) and _runs_triton(x)
-
-
-def _runs_triton(x: Tensor) -> bool:
-    return not x.is_meta and backend_of(x.device) == "triton"
+    return isinstance(kernel, GaussianKernel) and supports(x, v) and backend_of(x.device) == "triton"
 
 
 def product_by_backend(

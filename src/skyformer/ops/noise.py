@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
-from skyformer.ops.tracing import draw_now
+from skyformer.ops.tracing import constant_for_compiler, draw_now, exporting
+
+
+@dataclass(frozen=True)
+class FixedSeed:
+    """Takes the place of a generator that was just seeded with `seed`. Unlike that, the compiler can trace it."""
+
+    seed: int
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+
+RandomSource: TypeAlias = torch.Generator | FixedSeed | None
+"""Where random numbers come from; None is torch's global generator."""
+
+Seed: TypeAlias = int | Tensor
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """A seed from `generator`, or from torch's global generator if it is None."""
     if generator is None:
-        return int(torch.randint(2**62, (), device="cpu"))
-    return draw_now(lambda: int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        return int(_random_integer(None))
+    return draw_now(lambda: int(_random_integer(generator)))
 
 
-def uniform_noise(seed: int, stream: int, count: int, device: torch.device) -> Tensor:
+def draw_seed_unseen(source: RandomSource) -> Seed:
+    """The same seed, as a tensor where it would otherwise have to be read from a device or while torch traces."""
+    if isinstance(source, FixedSeed):
+        return first_seed(source.seed)
+    if source is not None and exporting():
+        return draw_seed(source)
+    return _random_integer(source)
+
+
+def _random_integer(generator: torch.Generator | None) -> Tensor:
+    return torch.randint(2**62, (), generator=generator, device="cpu" if generator is None else generator.device)
+
+
+@constant_for_compiler
+def first_seed(seed: int) -> int:
+    """What `draw_seed` returns for a new generator with this seed."""
+    return _first_seed(seed)
+
+
+@functools.cache
+def _first_seed(seed: int) -> int:
+    # In another thread, because a mode of torch that traces or fakes operations belongs to one thread.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(draw_seed, torch.Generator().manual_seed(seed)).result()
+
+
+def uniform_noise(seed: Seed, stream: int, count: int, device: torch.device) -> Tensor:
     """`count` uniform numbers in [0, 1): number i depends on (seed, stream, i) only.
 
     A counter after the mixing steps of splitmix64, in wrapping 64-bit arithmetic.
     """
     counter = torch.arange(count, device=device, dtype=torch.int64)
-    mixed = _mix(_mix(counter * _GOLDEN + _as_int64(seed)) + _as_int64(stream * 0xD1342543DE82EF95))
+    if isinstance(seed, Tensor):
+        # A number on the CPU may be added to a tensor on any device.
+        start = seed if seed.device.type == "cpu" else seed.to(device)
+        first = counter * _GOLDEN + start
+    else:
+        first = counter * _GOLDEN + _as_int64(seed)
+    mixed = _mix(_mix(first) + _as_int64(stream * 0xD1342543DE82EF95))
     return _shift_right(mixed, 40).float() * 2.0**-24
 
 

@@ -46,7 +46,8 @@ class Solver(abc.ABC):
 class CholeskySolver(Solver):
     """A = L L^T, stored as L^-1. If A is indefinite because of rounding, its diagonal is raised by `jitter` times its
     mean, then by ten times as much, and so on, at most `retries` times. A `JitterWarning` is issued when one of these
-    attempts succeeds, a `SolveError` is raised if none does."""
+    attempts succeeds, a `SolveError` is raised if none does. On an accelerator there is no warning, and the result of
+    a matrix for which all attempts failed is NaN, because the host would have to wait for an error."""
 
     name = "cholesky"
     jitter: float = 1e-6
@@ -112,7 +113,10 @@ class _ImplicitSolve(torch.autograd.Function):
     def forward(ctx: Any, gram: Tensor, rhs: Tensor, gamma: float, solver: Solver) -> Tensor:
         matrix = gram.clone()
         matrix.diagonal(dim1=-2, dim2=-1).add_(gamma)
-        prepared = solver.prepare(matrix)
+        if isinstance(solver, CholeskySolver) and gram.device.type != "cpu":
+            prepared = inverse_factor_unseen(matrix, solver.jitter, solver.retries, gamma)
+        else:
+            prepared = solver.prepare(matrix)
         solution = solver.apply(prepared, rhs)
         ctx.solver = solver
         ctx.save_for_backward(prepared, solution)
@@ -209,6 +213,23 @@ def _inverse_factor(matrix: Tensor, jitter: float, retries: int) -> Tensor:
         f"{added:.0e} of their mean diagonal was added; are the inputs finite? "
         "If they are, use a larger gamma or solver='schulz'"
     )
+
+
+def inverse_factor_unseen(matrix: Tensor, jitter: float, retries: int, gamma: float) -> Tensor:
+    """The same on an accelerator, where the host would have to wait to see which matrices failed.
+
+    The eigenvalues of A = M + gamma I are at least gamma, up to the rounding error of M. If gamma is above that error,
+    A is factorised once. Otherwise every attempt is made, and each matrix takes the first that succeeded; a matrix for
+    which none did has a factor of NaN.
+    """
+    size = matrix.shape[-1]
+    factor, failed = inverse_cholesky(matrix, size)
+    if gamma <= 30 * size * torch.finfo(matrix.dtype).eps:
+        mean_diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None].expand(matrix.shape[:-1])
+        for attempt in range(retries):
+            raised = matrix + torch.diag_embed(jitter * 10**attempt * mean_diagonal)
+            factor, failed = _replace_failed(factor, failed, raised)
+    return torch.where(failed[..., None, None], torch.nan, factor)
 
 
 def _has_tiny_pivot(inverse: Tensor, matrix: Tensor) -> Tensor:

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from skyformer.errors import UnsupportedError
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of the kernels; other products are computed by the portable product."""
-
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
+"""Without tensor cores, float32 products of larger head dims do not fit into registers."""
 
 _ENOUGH_PROGRAMS = 256
 """With fewer programs than this the columns are divided into splits, to keep all multiprocessors busy."""
@@ -62,28 +60,29 @@ HALF_CONFIGS = {
 
 FLOAT32_CONFIGS = {
     ("r", 16): Config(64, 32, 4, 2),
-    ("r", 32): Config(64, 32, 4, 2),
-    ("r", 64): Config(64, 32, 8, 2),
-    ("r", 128): Config(32, 32, 8, 1),
-    ("r", 256): Config(16, 16, 8, 1),
+    ("r", 32): Config(32, 32, 4, 2),
+    ("r", 64): Config(32, 32, 8, 1),
+    ("r", 128): Config(16, 32, 8, 1),
     ("t", 16): Config(32, 32, 4, 2),
-    ("t", 32): Config(32, 32, 4, 2),
+    ("t", 32): Config(32, 32, 4, 1),
     ("t", 64): Config(32, 32, 8, 1),
-    ("t", 128): Config(32, 16, 8, 1),
-    ("t", 256): Config(16, 16, 8, 1),
+    ("t", 128): Config(16, 16, 8, 1),
     ("rt", 16): Config(32, 32, 4, 2),
     ("rt", 32): Config(32, 32, 4, 2),
-    ("rt", 64): Config(32, 32, 8, 1),
+    ("rt", 64): Config(16, 32, 4, 1),
     ("rt", 128): Config(16, 16, 8, 1),
-    ("rt", 256): Config(16, 16, 8, 1),
 }
 
 
-def choose_config(outputs: str, head_dim: int, value_dim: int, num_rows: int, dtype: torch.dtype) -> Config:
-    """The settings for a pass that computes `outputs`, with fewer rows per block where there are fewer rows."""
+def choose_config(
+    outputs: str, head_dim: int, value_dim: int, num_rows: int, dtype: torch.dtype, is_amd: bool = False
+) -> Config:
+    """The settings for a pass that computes `outputs`, with fewer rows per block where there are fewer rows. Warps of
+    AMD GPUs have twice as many threads, so four are enough."""
     table = FLOAT32_CONFIGS if dtype == torch.float32 else HALF_CONFIGS
     config = table[outputs, padded(max(head_dim, value_dim))]
-    return Config(min(config.rows, padded(num_rows)), config.columns, config.warps, config.stages)
+    warps = 4 if is_amd else config.warps
+    return Config(min(config.rows, padded(num_rows)), config.columns, warps, config.stages)
 
 
 def padded(size: int) -> int:
@@ -93,7 +92,7 @@ def padded(size: int) -> int:
 
 def supports(x: Tensor, v: Tensor) -> bool:
     """Whether the kernels accept the dtype and the head dims of this product."""
-    return x.dtype in DTYPES and max(x.shape[-1], v.shape[-1]) <= LARGEST_HEAD_DIM
+    return max(x.shape[-1], v.shape[-1]) <= LARGEST_HEAD_DIM.get(x.dtype, 0)
 
 
 def interpreting() -> bool:
@@ -307,7 +306,8 @@ class _Launch:
     def of(sides: _Sides, b: _Matrix, outputs: str) -> _Launch:
         batch, heads, num_rows, head_dim = sides.x.shape
         num_columns = sides.y.shape[2]
-        config = choose_config(outputs, head_dim, b.values.shape[-1], num_rows, sides.x.dtype)
+        is_amd = torch.version.hip is not None
+        config = choose_config(outputs, head_dim, b.values.shape[-1], num_rows, sides.x.dtype, is_amd)
         programs = batch * heads * -(-num_rows // config.rows)
         splits = min(-(-_ENOUGH_PROGRAMS // programs), -(-num_columns // (2 * _LARGEST_BLOCK)))
         # A multiple of all block sizes, so that a split begins where a block begins.
