@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, bfloat16_crashes
+from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes
 
 # Suites are inherited by design, so one property test runs under several classes.
 settings.register_profile(
@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 
 def pytest_configure() -> None:
     """Exclude AMX where using it kills the process; torch reads the variable at its first matrix product."""
-    if bfloat16_crashes():
+    if half_precision_crashes("bfloat16"):
         os.environ[ISA_VARIABLE] = ISA_WITHOUT_AMX
 
 

@@ -40,8 +40,8 @@ def _set_flags(monkeypatch: pytest.MonkeyPatch, folder: Path, flags: str) -> Non
 
 
 def test_a_child_that_dies_of_an_illegal_instruction_is_found_once(probed: list[str]) -> None:
-    assert processes.bfloat16_crashes()
-    assert processes.bfloat16_crashes()
+    assert processes.half_precision_crashes("bfloat16")
+    assert processes.half_precision_crashes("bfloat16")
     assert not processes.half_precision_crashes("float16")
     assert probed == ["bfloat16", "float16"]
 
@@ -50,19 +50,19 @@ def test_no_child_is_started_without_the_flag(
     probed: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _set_flags(monkeypatch, tmp_path, "avx512_bf16")
-    assert not processes.bfloat16_crashes()
+    assert not processes.half_precision_crashes("bfloat16")
     monkeypatch.setattr(processes, "_CPUINFO", tmp_path / "missing")
-    assert not processes.bfloat16_crashes()
+    assert not processes.half_precision_crashes("bfloat16")
     assert probed == []
 
 
 def test_the_variable_counts_also_after_the_probe(probed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes.bfloat16_crashes()
+    assert processes.half_precision_crashes("bfloat16")
     monkeypatch.setenv(processes.ISA_VARIABLE, processes.ISA_WITHOUT_AMX)
-    assert not processes.bfloat16_crashes()
+    assert not processes.half_precision_crashes("bfloat16")
     for allows_amx in ("avx512_core_amx", "ALL", "default"):
         monkeypatch.setenv(processes.ISA_VARIABLE, allows_amx)
-        assert processes.bfloat16_crashes()
+        assert processes.half_precision_crashes("bfloat16")
 
 
 def test_the_probe_itself_runs() -> None:

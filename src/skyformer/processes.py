@@ -77,7 +77,7 @@ def peak_bytes() -> int:
 
 def free_bytes() -> int | None:
     """Bytes that a new process can allocate without swapping; None where the system does not report it."""
-    found = [_available_bytes(), _container_free_bytes()]
+    found = [_field_bytes(Path("/proc/meminfo"), "MemAvailable"), _container_free_bytes()]
     known = [each for each in found if each is not None]
     return min(known) if known else None
 
@@ -122,14 +122,6 @@ def die_with_parent() -> None:
         control(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def _available_bytes() -> int | None:
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
 def _container_free_bytes() -> int | None:
     """In a container: its limit minus what its processes hold, not counting cached files. Without a limit, the file
     contains the word "max"."""
@@ -141,10 +133,19 @@ def _container_free_bytes() -> int | None:
 
 
 def _status_bytes(field: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise SkyformerError(f"{_STATUS} has no {field}")
+    found = _field_bytes(_STATUS, field)
+    if found is None:
+        raise SkyformerError(f"{_STATUS} has no {field}")
+    return found
+
+
+def _field_bytes(file: Path, field: str) -> int | None:
+    """A size in one of the system's files, which count in kB; None if it is not there."""
+    with suppress(OSError):
+        for line in file.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def end_with_parent() -> None:
@@ -205,11 +206,6 @@ def _answer_call() -> None:
     module, name, arguments = sys.argv[1:]
     answer = getattr(import_module(module), name)(**json.loads(arguments))
     print(json.dumps(asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer))
-
-
-def bfloat16_crashes() -> bool:
-    """Whether a matrix product in bfloat16 kills the process, see `half_precision_crashes`."""
-    return half_precision_crashes("bfloat16")
 
 
 def half_precision_crashes(dtype: str) -> bool:

@@ -17,7 +17,7 @@ from skyformer.errors import DataError, InterruptedRunError, MissedTargetError, 
 from skyformer.registry import Registry
 from skyformer.report.progress import display
 from skyformer.report.tables import as_markdown
-from skyformer.studies.base import OptionField, Study, StudyClass, make_options, option_fields
+from skyformer.studies.base import Option, Study, StudyClass, make_options, option_fields
 from skyformer.studies.files import report_tables, write_report
 from skyformer.studies.record import Record, read_record, record_path
 from skyformer.studies.registry import BENCHMARKS, STUDIES
@@ -106,7 +106,7 @@ def _add_command(app: typer.Typer, study: StudyClass, default_folder: Path) -> N
     app.command(study.name, help=f"{study.title}.")(command)
 
 
-def _annotation(each: OptionField) -> Any:
+def _annotation(each: Option) -> Any:
     if each.kind is bool:
         flags = f"{each.flag}/--no-{each.flag.removeprefix('--')}"
         return Annotated[bool | None, typer.Option(flags, help=each.help(), show_default=False)]

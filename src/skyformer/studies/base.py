@@ -26,7 +26,7 @@ import math
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from skyformer.errors import InputError, UnknownNameError
@@ -125,52 +125,27 @@ def option(
         least, above, below: bounds of the number, or of each number of a list.
         required: whether a list must have at least one value.
     """
-    limits = Limits(least, above, below, required)
-    return field(default=default, metadata={"setting": Setting(help, default if small is MISSING else small, limits)})
+    declared = Option(help, default, default if small is MISSING else small, least, above, below, required)
+    return field(default=default, metadata={"option": declared})
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Which values of an option are accepted; see `option`."""
+class Option:
+    """One option of a study as the command line sees it; see `option`. Its name and type are those of the field."""
 
+    help_text: str
+    default: Any
+    small: Any
     least: float | None
     above: float | None
     below: float | None
     required: bool
-
-    def allow(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        bounds = {"at least": self.least, "above": self.above, "below": self.below}
-        return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The help text of an option, its default in the small version, and the values it accepts."""
-
-    help: str
-    small: Any
-    limits: Limits
-
-
-@dataclass(frozen=True)
-class OptionField:
-    """One field of a study's options, as the command line sees it."""
-
-    name: str
-    kind: type
+    name: str = ""
+    kind: type = str
     """The type of the value, or of its members."""
-    many: bool
-    optional: bool
+    many: bool = False
+    optional: bool = False
     """Whether None is a value."""
-    default: Any
-    setting: Setting
 
     @property
     def flag(self) -> str:
@@ -195,28 +170,40 @@ class OptionField:
 
     def check(self, value: Any) -> None:
         """Raise an error if the value is outside the option's limits; None is always inside."""
-        limits = self.setting.limits
         values = value if self.many else [value]
-        if limits.required and not values:
+        if self.required and not values:
             raise InputError(f"{self.flag} must have at least one value; got none")
         for each in values:
-            if each is not None and not limits.allow(each):
+            if each is not None and not self._allows(each):
+                bounds = {"at least": self.least, "above": self.above, "below": self.below}
+                limits = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
                 raise InputError(f"{self.flag} must be {limits}; got {each!r}")
 
+    def _allows(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
     def help(self) -> str:
-        shown, small = (_spell(value) for value in (self.default, self.setting.small))
+        shown, small = (_spell(value) for value in (self.default, self.small))
         defaults = f"default: {shown}" if shown == small else f"default: {shown}; with --small: {small}"
-        return f"{self.setting.help} ({defaults})"
+        return f"{self.help_text} ({defaults})"
 
 
-def option_fields(options_type: type) -> list[OptionField]:
-    """The fields of a study's options."""
+def option_fields(options_type: type) -> list[Option]:
+    """The options of a study."""
     hints = typing.get_type_hints(options_type)
     found = []
     for each in fields(options_type):
-        many, kind = _kind(hints[each.name])
-        optional = isinstance(hints[each.name], types.UnionType)
-        found.append(OptionField(each.name, kind, many, optional, each.default, each.metadata["setting"]))
+        members = [kind for kind in typing.get_args(hints[each.name]) if kind not in (types.NoneType, ...)]
+        typed = {
+            "kind": members[0] if members else hints[each.name],
+            "many": typing.get_origin(hints[each.name]) is tuple,
+            "optional": isinstance(hints[each.name], types.UnionType),
+        }
+        found.append(replace(each.metadata["option"], name=each.name, **typed))
     return found
 
 
@@ -227,19 +214,10 @@ def make_options(
     values = {}
     for each in option_fields(study.options_type):
         text = given.get(each.name)
-        default = each.setting.small if small else each.default
+        default = each.small if small else each.default
         values[each.name] = default if text is None else each.read(text) if isinstance(text, str) else text
     options: OptionsT = study.options_type(**values)
     return options
-
-
-def _kind(hint: Any) -> tuple[bool, type]:
-    """Whether a type is a tuple of any length, and its member type; `str | None` counts as str."""
-    if typing.get_origin(hint) is tuple:
-        return True, typing.get_args(hint)[0]
-    if isinstance(hint, types.UnionType):
-        return False, next(each for each in typing.get_args(hint) if each is not type(None))
-    return False, hint
 
 
 def _spell(value: Any) -> str:

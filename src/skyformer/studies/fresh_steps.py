@@ -27,7 +27,6 @@ from skyformer.processes import (
 
 if TYPE_CHECKING:
     from skyformer.lra.batching import Batch
-    from skyformer.training.config import RunConfig
 
 MOST_PASSES = 5
 FEWEST_STEPS = 2
@@ -117,7 +116,7 @@ def _take_steps(**request: Any) -> Steps:
 
 def take_steps(request: Request) -> Steps:
     """Train and measure in this process."""
-    from skyformer.training.building import build_model
+    from skyformer.training.building import Trainee, build_model
     from skyformer.training.config import from_yaml
 
     torch.set_num_threads(request.threads)
@@ -127,28 +126,16 @@ def take_steps(request: Request) -> Steps:
         materialise(model)
     warm_up, *batches = load_batches(request.batches, request.batch_size)
     reference = reference_seconds()
-    step = training_step(model, config)
+    step = Trainee(config, model).step
     release_free_memory()
     before = reset_peak()
     limit_added_memory(request.may_add)
     step(warm_up)
     seconds, lengths = time_steps(step, batches, request.seconds)
     peak = peak_bytes()
-    check_peak(peak - before, request.may_add)
+    if peak - before > request.may_add:  # possible in free parts of the heap
+        raise MemoryError(f"the steps may add at most {request.may_add:,} bytes; they added {peak - before:,}")
     return Steps(tuple(seconds), tuple(lengths), before, peak, reference)
-
-
-def check_peak(added: int, may_add: int) -> None:
-    """Raise an error if the steps used more than their limit, which is possible in free parts of the heap."""
-    if added > may_add:
-        raise MemoryError(f"the steps may add at most {may_add:,} bytes; they added {added:,}")
-
-
-def training_step(model: nn.Module, config: RunConfig) -> Callable[[Batch], object]:
-    """Forward, backward, clipping and the optimizer, as in a run of this config."""
-    from skyformer.training.building import Trainee
-
-    return Trainee(config, model).step
 
 
 def time_steps(

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,16 +35,11 @@ VOCAB = 1000
 
 @dataclass(frozen=True)
 class Options:
+    """They are also the only cell."""
+
     length: int = option(TARGET_LENGTH, small=256, least=1, help="Tokens of the sequence.")
     layers: int = option(12, small=2, least=1, help="Layers of the encoder.")
     repeats: int = option(3, small=2, least=1, help="Repetitions of each forward pass.")
-
-
-@dataclass(frozen=True)
-class Cell:
-    length: int
-    layers: int
-    repeats: int
 
 
 @dataclass(frozen=True)
@@ -59,18 +55,21 @@ class Row:
 class Result:
     rows: tuple[Row, ...]
 
+    def attention_medians(self) -> dict[str, float]:
+        return {row.attention: statistics.median(row.attention_seconds) for row in self.rows}
+
 
 @register_benchmark
-class HuggingFaceBenchmark(Study[Options, Cell, Result]):
+class HuggingFaceBenchmark(Study[Options, Options, Result]):
     name = "huggingface"
     title = "Attention inside a BERT-shaped encoder of transformers: forward pass, batch 1, float32"
     is_timing_study, default_threads = True, 2
 
-    def cells(self) -> Sequence[Cell]:
-        return [Cell(self.options.length, self.options.layers, self.options.repeats)]
+    def cells(self) -> Sequence[Options]:
+        return [self.options]
 
     @torch.no_grad()
-    def measure(self, cell: Cell) -> Result:
+    def measure(self, cell: Options) -> Result:
         import skyformer.hf
 
         skyformer.hf.register()
@@ -80,26 +79,25 @@ class HuggingFaceBenchmark(Study[Options, Cell, Result]):
         warm_up, model = _build(cell.length, layers=1), _build(cell.length, cell.layers)
         for meter in meters.values():
             meter.time_pass(warm_up, tokens)
-        runs = {name: (lambda meter=meter: meter.time_pass(model, tokens)) for name, meter in meters.items()}
+        runs = {name: partial(meter.time_pass, model, tokens) for name, meter in meters.items()}
         times = interleave(runs, cell.repeats)
-        parts = {name: [rounded(list(part)) for part in zip(*pairs, strict=True)] for name, pairs in times.items()}
-        return Result(tuple(Row(name, inside, whole) for name, (inside, whole) in parts.items()))
+        return Result(tuple(Row(name, *map(rounded, zip(*pairs, strict=True))) for name, pairs in times.items()))
 
     @classmethod
-    def targets(cls, results: Mapping[Cell, Result]) -> Sequence[Target]:
+    def targets(cls, results: Mapping[Options, Result]) -> Sequence[Target]:
         found = []
         for cell, result in results.items():
-            medians = {row.attention: statistics.median(row.attention_seconds) for row in result.rows}
+            medians = result.attention_medians()
             what = f"{cell.layers} layers, n={cell.length:,}: time in the attention of skyformer / sdpa"
             if cell.length == TARGET_LENGTH:
                 found.append(at_most(what, medians["skyformer"] / medians["sdpa"], LIMIT))
         return found
 
     @classmethod
-    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+    def tables(cls, results: Mapping[Options, Result]) -> Sequence[Table]:
         rows = []
         for cell, result in results.items():
-            inside = {row.attention: statistics.median(row.attention_seconds) for row in result.rows}
+            inside = result.attention_medians()
             for row in result.rows:
                 seconds = inside[row.attention]
                 forward = number(statistics.median(row.forward_seconds))

@@ -159,21 +159,19 @@ def _measure_overhead(steps: int) -> Result:
 
 def _overhead_config(steps: int) -> RunConfig:
     """Saves and logs more often than the preset, so that the measurement includes both."""
-    from skyformer.training.presets import load_preset
-
-    settings = [f"task.limit={LISTOPS_EXAMPLES}", f"loop.checkpoint_every={max(1, steps // 2)}", "loop.log_every=10"]
-    return load_preset("listops", "cpu", overrides=[*settings, *_hardware()])
+    often = {"loop_checkpoint_every": max(1, steps // 2), "loop_log_every": 10}
+    return _config("listops", "cpu", "skyformer", LISTOPS_EXAMPLES, **often)
 
 
 def _text_config(cell: Cell) -> RunConfig:
-    from skyformer.training.presets import load_preset
-
-    padded = f"loop.pad_to_max={str(cell.batches == 'padded').lower()}"
-    return load_preset("text", "paper", attention=cell.attention, overrides=[padded, *_hardware()])
+    return _config("text", "paper", cell.attention, loop_pad_to_max=str(cell.batches == "padded").lower())
 
 
-def _hardware() -> list[str]:
-    return ["hardware.accelerator=cpu", f"hardware.threads={torch.get_num_threads()}"]
+def _config(task: str, preset: str, attention: str, limit: int | None = None, **settings: object) -> RunConfig:
+    from skyformer.studies.tasks import run_config
+
+    hardware = {"hardware_accelerator": "cpu", "hardware_threads": torch.get_num_threads()}
+    return run_config(task, preset, attention, 0, limit, **settings, **hardware)
 
 
 class _Enough(Exception):  # noqa: N818
