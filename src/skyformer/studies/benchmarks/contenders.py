@@ -81,17 +81,17 @@ class Workload:
     """A forward and backward pass of a contender that can be repeated."""
 
     def __init__(self, contender: Contender, shape: Shape) -> None:
-        self._run = contender.build(shape)
+        self.run = contender.build(shape)
         drawn = shape.draw_layer_input() if contender.layer else shape.draw()
         self.inputs = [x.requires_grad_() for x in drawn]
         self.grad = torch.randn(drawn[-1].shape, generator=torch.Generator().manual_seed(1)).to(drawn[-1].dtype)
 
     def forward(self) -> Tensor:
-        return self._run(*self.inputs)
+        return self.run(*self.inputs)
 
     def step(self) -> tuple[float, float]:
         """Seconds of the forward pass, and of forward and backward together."""
-        parameters = self._run.parameters() if isinstance(self._run, nn.Module) else ()
+        parameters = self.run.parameters() if isinstance(self.run, nn.Module) else ()
         for x in (*self.inputs, *parameters):
             x.grad = None
         start = time.perf_counter()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from skyformer.attention import list_attentions
 from skyformer.errors import SkyformerError
 from skyformer.functional import GAMMA, skyformer_attention
+from skyformer.landmarks import StratifiedSampler
+from skyformer.landmarks.base import Candidates
 from skyformer.ops.kernels import GaussianKernel
 from skyformer.ops.products import dense_kernel_product
 from skyformer.studies.benchmarks.contenders import Contender, Shape, Workload
@@ -29,6 +31,7 @@ def check_contender(contender: Contender, shape: Shape) -> None:
     length = 301 if contender.requires is None else max(1024, 8 * shape.landmarks)
     short = replace(shape, length=min(shape.length, length), batch=1)
     work = Workload(contender, short)
+    torch.manual_seed(short.seed)
     out = work.forward()
     out.backward(work.grad)
     if out.shape != work.grad.shape or not out.isfinite().all():
@@ -36,43 +39,36 @@ def check_contender(contender: Contender, shape: Shape) -> None:
     if any(x.grad is None or not x.grad.isfinite().all() for x in work.inputs if contender.name != "reformer"):
         raise IncorrectError(f"{contender.name}: a gradient is missing or not finite")
     if contender.name in REFERENCES:
-        _compare(contender, short, REFERENCES[contender.name])
+        _compare(contender.name, short, work, out)
     elif contender.name in list_attentions():
-        _compare_with_itself(contender, short)
+        _compare_with_itself(contender.name, short, work)
 
 
-def _compare(contender: Contender, shape: Shape, reference: Callable[..., Tensor]) -> None:
-    actual = _outputs(contender.build(shape), shape, getattr(torch, shape.dtype))
-    expected = _outputs(lambda q, k, v: reference(q, k, v, shape), shape, torch.float64)
-    for name, a, e in zip(("output", "dq", "dk", "dv"), actual, expected, strict=True):
+def _compare(name: str, shape: Shape, work: Workload, out: Tensor) -> None:
+    inputs = [x.detach().double().requires_grad_() for x in work.inputs]
+    torch.manual_seed(shape.seed)
+    expected = REFERENCES[name](*inputs, shape)
+    gradients = torch.autograd.grad(expected, inputs, work.grad.double())
+    actual = [out, *(x.grad for x in work.inputs if x.grad is not None)]
+    for what, a, e in zip(("output", "dq", "dk", "dv"), actual, (expected, *gradients), strict=True):
         error = relative_error(a, e)
         if not error < TOLERANCE[shape.dtype]:
-            raise IncorrectError(f"{contender.name}: {name} differs from a dense float64 computation by {error:.1e}")
+            raise IncorrectError(f"{name}: {what} differs from a dense float64 computation by {error:.1e}")
 
 
-def _compare_with_itself(contender: Contender, shape: Shape) -> None:
+@torch.no_grad()
+def _compare_with_itself(name: str, shape: Shape, work: Workload) -> None:
     """For mechanisms whose dense references are in the tests: compare with the same module in float64."""
-    module = contender.build(shape)
-    assert isinstance(module, nn.Module)
-    low, high = module.eval(), copy.deepcopy(module).double()
-    inputs = [x.detach() for x in shape.draw()]
-    with torch.no_grad():
-        error = relative_error(low(*inputs), high(*(x.double() for x in inputs)))
+    assert isinstance(work.run, nn.Module)
+    low, high = work.run.eval(), copy.deepcopy(work.run).double()
+    error = relative_error(low(*work.inputs), high(*(x.double() for x in work.inputs)))
     if not error < 10 * TOLERANCE[shape.dtype]:
-        raise IncorrectError(f"{contender.name}: differs from the same module in float64 by {error:.1e}")
+        raise IncorrectError(f"{name}: differs from the same module in float64 by {error:.1e}")
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """|actual - expected| / |expected| in the Frobenius norm."""
-    return float((actual.double() - expected).norm() / expected.norm())
-
-
-def _outputs(run: Callable[..., Tensor], shape: Shape, dtype: torch.dtype) -> list[Tensor]:
-    inputs = [x.to(dtype).requires_grad_() for x in shape.draw()]
-    torch.manual_seed(shape.seed)
-    out = run(*inputs)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+    return float((actual.detach().double() - expected.detach()).norm() / expected.detach().norm())
 
 
 def _dense_softmax(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
@@ -99,10 +95,8 @@ def _dense_skyformer(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
 def _drawn_rows(q: Tensor, k: Tensor, shape: Shape) -> Tensor:
     seen: list[Tensor] = []
 
-    def spy(candidates: object, count: int, generator: torch.Generator | None) -> Tensor:
-        from skyformer.landmarks import StratifiedSampler
-
-        seen.append(StratifiedSampler()(candidates, count, generator))  # type: ignore[arg-type]
+    def spy(candidates: Candidates, count: int, generator: torch.Generator | None) -> Tensor:
+        seen.append(StratifiedSampler()(candidates, count, generator))
         return seen[-1]
 
     with torch.no_grad():
