@@ -87,7 +87,9 @@ def _machine_facts() -> dict[str, Fact]:
 
 
 def describe(cell: object) -> str:
-    """A cell in a few words: its values, without empty ones."""
+    """A cell in a few words: what its class says, or else its values without empty ones."""
+    if type(cell).__str__ is not object.__str__:
+        return str(cell)
     values = asdict(cell).values()  # type: ignore[call-overload]
     return " ".join(str(value) for value in values if value not in (None, ""))
 

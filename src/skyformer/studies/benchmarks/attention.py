@@ -73,6 +73,13 @@ class Cell(Shape):
     repeats: int = 0
     processes: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.size}: {', '.join(self.contenders)}"
+
+    @property
+    def size(self) -> str:
+        return f"B={self.batch}, n={self.length:,}"
+
 
 @dataclass(frozen=True)
 class Fresh:

@@ -69,20 +69,16 @@ def _import_seconds() -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def _size(cell: Cell) -> str:
-    return f"B={cell.batch}, n={cell.length:,}"
-
-
 def _time_targets(results: Results) -> Iterator[Target]:
     for cell, speed_up, share in ((LONG, 9, 1.15), (SHORT, 2, 1.3)):
         if cell in results:
             faster = results[cell].ratio("sdpa", "skyformer")
-            yield at_least(f"{_size(cell)}: speed-up of skyformer over sdpa", faster, speed_up)
+            yield at_least(f"{cell.size}: speed-up of skyformer over sdpa", faster, speed_up)
             slower = results[cell].ratio("skyformer", "plain linformer")
-            yield at_most(f"{_size(cell)}: time of skyformer / plain linformer", slower, share)
+            yield at_most(f"{cell.size}: time of skyformer / plain linformer", slower, share)
     if LONG in results:
         ratio = results[LONG].ratio("kernelized", "sdpa")
-        yield at_most(f"{_size(LONG)}: time of exact kernelized / sdpa", ratio, 1.1)
+        yield at_most(f"{LONG.size}: time of exact kernelized / sdpa", ratio, 1.1)
 
 
 def _peer_targets(results: Results) -> Iterator[Target]:
@@ -91,7 +87,7 @@ def _peer_targets(results: Results) -> Iterator[Target]:
     for cell, result in compared:
         for peer in FAST_PEERS:
             ours = "skyformer layer" if peer.layer else "skyformer"
-            what = f"{_size(cell)}: speed-up of {ours} over {peer.name}"
+            what = f"{cell.size}: speed-up of {ours} over {peer.name}"
             if peer.name in cell.contenders:
                 yield at_least(what, result.ratio(peer.name, ours), 1)
             else:
@@ -102,10 +98,10 @@ def _memory_targets(results: Results) -> Iterator[Target]:
     first = {cell: result.rows[0] for cell, result in results.items()}
     for cell in (SKYFORMER_MEMORY, KERNELIZED_MEMORY):
         if cell in first:
-            what = f"{_size(cell)}: memory added by {first[cell].name} / size of q, k, v"
+            what = f"{cell.size}: memory added by {first[cell].name} / size of q, k, v"
             yield at_most(what, first[cell].added_bytes / first[cell].input_bytes, 4)
     if MILLION in first:
-        million, size = first[MILLION], _size(MILLION)
+        million, size = first[MILLION], MILLION.size
         total = (million.added_bytes + 2 * million.input_bytes) / 1e9
         yield at_most(f"{size}: memory of skyformer including inputs and gradients", total, 6, " GB")
         if SKYFORMER_MEMORY in first:
