@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from skyformer.errors import InterruptedRunError
 from skyformer.lra import prepare
 from skyformer.training.config import RunConfig
 from skyformer.training.runs import Run
-from tests.training.tiny import tiny_config
+from tests.training.tiny import Send, tiny_config
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +52,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Finish
 def whole(finished: Finished) -> Run:
     """The tiny run from its first step to its last."""
     return finished(tiny_config())
+
+
+@pytest.fixture(scope="session")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Run:
+    """The tiny run, stopped by SIGTERM at step 11."""
+    from skyformer.training.fit import train
+
+    root, config = tmp_path_factory.mktemp("stopped"), tiny_config()
+    with pytest.raises(InterruptedRunError):
+        train(config, runs_dir=root, data_dir=data_dir, progress=False, callbacks=[Send(11, signal.SIGTERM)])
+    return Run(root / config.run_name())
+
+
+@pytest.fixture
+def stopped(stopped_once: Run, runs_dir: Path) -> Run:
+    """A copy of the stopped run that a test may change."""
+    return Run(shutil.copytree(stopped_once.folder, runs_dir / stopped_once.name))

@@ -13,13 +13,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from skyformer.errors import CheckpointWarning, DataError, InterruptedRunError, TrainingError
+from skyformer.errors import CheckpointWarning, DataError, TrainingError
 from skyformer.files import sha256_of
 from skyformer.training.checkpoints import JOURNAL, CheckpointRecord, CheckpointStore
-from skyformer.training.fit import resume, train
+from skyformer.training.fit import resume
 from skyformer.training.runs import Run, create_run
 from tests.helpers import refused
-from tests.training.test_signals import Send
 from tests.training.tiny import assert_same_run, rows, tiny_config
 
 
@@ -46,6 +45,7 @@ def found(store: CheckpointStore) -> int | None:
 
 
 def test_saved_and_loaded(store: CheckpointStore) -> None:
+    assert (found(store), store.newest()) == (None, None)
     path = save(store, 500)
     assert path.name == "step-000500.ckpt"
     record = json.loads(path.with_suffix(".json").read_text())
@@ -54,11 +54,6 @@ def test_saved_and_loaded(store: CheckpointStore) -> None:
     store.mark(500, 0.75)
     assert json.loads(path.with_suffix(".json").read_text())["accuracy"] == 0.75
     assert found(store) == 500
-
-
-def test_none_is_not_an_error(store: CheckpointStore) -> None:
-    assert found(store) is None
-    assert store.newest() is None
 
 
 def cut(path: Path) -> None:
@@ -109,28 +104,31 @@ def test_a_checkpoint_without_its_record_was_never_finished(store: CheckpointSto
     assert not list(store.folder.iterdir())
 
 
-def test_another_runs_checkpoint_is_refused(store: CheckpointStore) -> None:
-    save(store, 1, config="other")
-    with refused(DataError, "another run", "other", "digest"), pytest.warns(CheckpointWarning):
-        found(store)
-
-
-def test_a_newer_format_is_refused(store: CheckpointStore) -> None:
-    record = save(store, 1).with_suffix(".json")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "format": 99}))
-    with refused(DataError, "newer version", "upgrade skyformer"), pytest.warns(CheckpointWarning):
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [("other", {}, ["another run", "other", "digest"]), ("digest", {"format": 99}, ["newer version", "upgrade sky"])],
+)
+def test_other_runs_and_newer_formats_are_refused(
+    store: CheckpointStore, config: str, change: dict[str, int], words: list[str]
+) -> None:
+    record = save(store, 1, config=config).with_suffix(".json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | change))
+    with refused(DataError, *words), pytest.warns(CheckpointWarning):
         found(store)
 
 
 class Hostile:
-    """What runs when it is unpickled."""
+    """Unpickling it makes a folder."""
 
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/never",)
+        return os.mkdir, ("unpickled",)
 
 
 @pytest.mark.parametrize("content", [Hostile(), {"a": 1}, [1, 2]])
-def test_files_from_elsewhere(store: CheckpointStore, content: object, tmp_path: Path) -> None:
+def test_files_from_elsewhere(
+    store: CheckpointStore, content: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = save(store, 1)
     torch.save(content, path)
     record = json.loads(path.with_suffix(".json").read_text())
@@ -138,6 +136,7 @@ def test_files_from_elsewhere(store: CheckpointStore, content: object, tmp_path:
     path.with_suffix(".json").write_text(json.dumps({**record, **sums}))
     with pytest.raises(DataError, match=r"is not a checkpoint|was not written by"):
         store.load_checkpoint(path)
+    assert not Path("unpickled").exists()
 
 
 def test_the_last_two_and_the_best_stay(store: CheckpointStore) -> None:
@@ -217,45 +216,29 @@ def test_a_run_survives_a_full_disk(
     assert_same_run(run, whole)
 
 
-def stop_at(step: int, runs_dir: Path, data_dir: Path) -> Run:
-    config = tiny_config()
-    with pytest.raises(InterruptedRunError):
-        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[Send(step, 15)])
-    return Run(runs_dir / config.run_name())
-
-
-def test_a_run_goes_back_one_checkpoint(whole: Run, runs_dir: Path, data_dir: Path) -> None:
-    run = stop_at(11, runs_dir, data_dir)
-    cut(run.checkpoints / "step-000011.ckpt")
+def test_a_run_goes_back_one_checkpoint_and_writes_a_lost_model_again(whole: Run, stopped: Run, data_dir: Path) -> None:
+    shutil.rmtree(stopped.model_folder)
+    cut(stopped.checkpoints / "step-000011.ckpt")
     with pytest.warns(CheckpointWarning, match="step-000011.ckpt: it has"):
-        resume(run, data_dir=data_dir, progress=False)
-    assert_same_run(run, whole)
+        resume(stopped, data_dir=data_dir, progress=False)
+    assert_same_run(stopped, whole)
 
 
-def test_a_run_without_its_model_writes_it_again(whole: Run, runs_dir: Path, data_dir: Path) -> None:
-    run = stop_at(11, runs_dir, data_dir)
-    shutil.rmtree(run.model_folder)
-    resume(run, data_dir=data_dir, progress=False)
-    assert_same_run(run, whole)
-
-
-def test_a_run_with_damaged_checkpoints_only(runs_dir: Path, data_dir: Path) -> None:
-    run = stop_at(4, runs_dir, data_dir)
-    before = rows(run)
-    for file in run.checkpoints.glob("*.ckpt"):
+def test_a_run_with_damaged_checkpoints_only(stopped: Run, data_dir: Path) -> None:
+    before = rows(stopped)
+    for file in stopped.checkpoints.glob("*.ckpt"):
         cut(file)
     with refused(DataError, "no checkpoint", "--runs-dir"), pytest.warns(CheckpointWarning):
-        resume(run, data_dir=data_dir, progress=False)
-    assert run.state.state == "failed"
-    assert rows(run) == before
+        resume(stopped, data_dir=data_dir, progress=False)
+    assert stopped.state.state == "failed"
+    assert rows(stopped) == before
 
 
-def test_missing_rows_are_reported(whole: Run, runs_dir: Path, data_dir: Path) -> None:
-    run = stop_at(11, runs_dir, data_dir)
-    run.metrics_file.unlink()
+def test_missing_rows_are_reported(whole: Run, stopped: Run, data_dir: Path) -> None:
+    stopped.metrics_file.unlink()
     with pytest.warns(CheckpointWarning, match=r"rows of .*metrics.csv are lost"):
-        resume(run, data_dir=data_dir, progress=False)
-    assert rows(run)[1:] == rows(whole)[-3:]
+        resume(stopped, data_dir=data_dir, progress=False)
+    assert rows(stopped)[1:] == rows(whole)[-3:]
 
 
 class Never(Callback):

@@ -17,10 +17,6 @@ def by_name(rows: list[RunRow]) -> dict[str, RunRow]:
     return {row.name: row for row in rows}
 
 
-def test_no_folder_is_no_runs(tmp_path: Path) -> None:
-    assert collect_runs(tmp_path / "nowhere") == []
-
-
 def test_a_finished_run_has_everything(tmp_path: Path) -> None:
     config = a_config(seed=3)
     finish(config, tmp_path, accuracy=0.375, seconds=50)
@@ -31,6 +27,7 @@ def test_a_finished_run_has_everything(tmp_path: Path) -> None:
     assert (row.changes, row.options, row.digest) == ((), (), config.digest())
     (summary,) = summarise([row])
     assert summary.means[0].spread is None, "one seed has no standard deviation"
+    assert collect_runs(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("state", ["interrupted", "failed"])
@@ -52,12 +49,6 @@ def test_filters(tmp_path: Path) -> None:
     assert [row.task for row in collect_runs(tmp_path, attentions=["softmax"], presets=["paper"])] == ["text"]
 
 
-def test_seeds_are_in_order_of_number(tmp_path: Path) -> None:
-    for seed in (10, 2, 0):
-        finish(a_config(seed=seed), tmp_path)
-    assert [row.seed for row in collect_runs(tmp_path)] == [0, 2, 10]
-
-
 @pytest.mark.parametrize("file", ["config.yaml", "result.json"])
 @pytest.mark.parametrize("content", ["", "{", '{"format": 99}', "\0\0"])
 def test_damage_is_shown_and_stops_nothing(tmp_path: Path, file: str, content: str) -> None:
@@ -73,40 +64,39 @@ def test_damage_is_shown_and_stops_nothing(tmp_path: Path, file: str, content: s
     assert summary.means[0].seeds == (2,)
 
 
-def test_an_unfinished_run_without_a_readable_state_is_damaged(tmp_path: Path) -> None:
-    run = start(a_config(), tmp_path)
-    (run.folder / "state.json").write_text("{")
-    (row,) = collect_runs(tmp_path)
-    assert (row.state, row.step, row.steps) == ("damaged", None, 5000)
-    assert "state.json is damaged" in str(row.reason)
-
-
-def test_a_result_of_another_config_is_damage(tmp_path: Path) -> None:
-    run = finish(a_config(), tmp_path)
-    other = json.loads((run.folder / "result.json").read_text()) | {"config_digest": "12345678"}
-    (run.folder / "result.json").write_text(json.dumps(other))
-    (row,) = collect_runs(tmp_path)
-    assert (row.state, row.test_accuracy) == ("damaged", None)
-    assert "another config" in str(row.reason)
+def test_a_damaged_state_and_a_result_of_another_config_are_damage(tmp_path: Path) -> None:
+    first, second = start(a_config(), tmp_path), finish(a_config(seed=1), tmp_path)
+    (first.folder / "state.json").write_text("{")
+    other = json.loads((second.folder / "result.json").read_text()) | {"config_digest": "12345678"}
+    (second.folder / "result.json").write_text(json.dumps(other))
+    rows = by_name(collect_runs(tmp_path))
+    state, result = rows[first.name], rows[second.name]
+    assert (state.state, state.step, state.steps) == ("damaged", None, 5000)
+    assert "state.json is damaged" in str(state.reason)
+    assert (result.state, result.test_accuracy) == ("damaged", None)
+    assert "another config" in str(result.reason)
 
 
 def test_mean_and_sample_standard_deviation(tmp_path: Path) -> None:
-    accuracies = {0: 0.40, 1: 0.42, 5: 0.35}
+    accuracies = {10: 0.35, 2: 0.42, 0: 0.40}
     for seed, accuracy in accuracies.items():
         finish(a_config(seed=seed), tmp_path, accuracy=accuracy)
-    (summary,) = summarise(collect_runs(tmp_path))
+    rows = collect_runs(tmp_path)
+    assert [row.seed for row in rows] == [0, 2, 10]
+    (summary,) = summarise(rows)
     (mean,) = summary.means
-    assert (mean.seeds, mean.accuracies) == ((0, 1, 5), (0.40, 0.42, 0.35))
+    assert (mean.seeds, mean.accuracies) == ((0, 2, 10), (0.40, 0.42, 0.35))
     assert mean.mean == pytest.approx(0.39)
     assert mean.spread == pytest.approx(statistics.stdev(accuracies.values()))
 
 
-def test_runs_with_different_settings_are_never_averaged(tmp_path: Path) -> None:
+def test_runs_are_averaged_only_if_no_setting_with_effect_differs(tmp_path: Path) -> None:
     overrides = ([], ["optim.lr=1e-3"], ["loop.eval_every=100"], ["model.dim=32"], ["hardware.precision=64-true"])
+    without_effect = {0: ["hardware.threads=1", "loop.log_every=7"], 1: []}
     for seed in (0, 1):
         finish(a_config(seed=seed, preset="paper"), tmp_path)
         for changed in overrides:
-            finish(a_config(seed=seed, overrides=changed), tmp_path)
+            finish(a_config(seed=seed, overrides=[*changed, *without_effect[seed]]), tmp_path)
     summaries = summarise(collect_runs(tmp_path))
     assert [(s.preset, len(s.changes)) for s in summaries] == [("paper", 0), ("cpu", 0), *[("cpu", 1)] * 4]
     assert [mean.seeds for summary in summaries for mean in summary.means] == [(0, 1)] * 6
@@ -127,13 +117,6 @@ def test_options_of_an_attention_stay_in_the_same_summary(tmp_path: Path) -> Non
         ("skyformer", ("num_landmarks=32",)),
         ("softmax", ()),
     ]
-
-
-def test_settings_without_effect_on_the_result_do_not_separate_runs(tmp_path: Path) -> None:
-    finish(a_config(seed=0, overrides=["hardware.threads=1", "loop.log_every=7"]), tmp_path)
-    finish(a_config(seed=1), tmp_path)
-    (summary,) = summarise(collect_runs(tmp_path))
-    assert [mean.seeds for mean in summary.means] == [(0, 1)]
 
 
 def test_a_copied_folder_counts_once(tmp_path: Path) -> None:
@@ -157,11 +140,7 @@ def test_a_preset_as_it_is_has_no_changes(preset: str) -> None:
 def test_changes_name_the_setting_and_its_value() -> None:
     config = a_config("pathfinder", overrides=["task.level=easy", "optim.betas=[0.9, 0.99]", "seed=4"])
     assert changes_to_preset(config) == ['task.level="easy"', "optim.betas=[0.9, 0.99]"]
-
-
-def test_a_setting_taken_away_is_a_change() -> None:
-    config = a_config()
-    fewer = config.replace(model=config.model.replace(attention_options={"num_landmarks": 128}))
+    fewer = a_config().replace(model=a_config().model.replace(attention_options={"num_landmarks": 128}))
     assert changes_to_preset(fewer) == ["model.attention_options.gamma=default"]
 
 

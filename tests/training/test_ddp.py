@@ -51,7 +51,8 @@ def launch_new(launcher: str, config: RunConfig, runs_dir: Path, data_dir: Path)
 
 def assert_like_one_process(config: RunConfig, runs_dir: Path, data_dir: Path) -> None:
     """The run is the same as that of one process with the doubled batch, up to rounding."""
-    single = train(plain_config(batch_size=8, devices=1), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    doubled = config.replace(loop=config.loop.replace(batch_size=8), hardware=plain_config(8, devices=1).hardware)
+    single = train(doubled, runs_dir=runs_dir, data_dir=data_dir, progress=False)
     double = Run(runs_dir / config.run_name())
     ours, theirs = double.metrics(), Run(runs_dir / single.run).metrics()
     assert [(row.step, row.split) for row in ours] == [(row.step, row.split) for row in theirs]
@@ -70,7 +71,7 @@ def free_port() -> int:
 
 
 def test_two_processes_and_one_with_the_doubled_batch(runs_dir: Path, data_dir: Path) -> None:
-    config, port = plain_config(batch_size=4, devices=2), free_port()
+    config, port = plain_config(batch_size=4, devices=2, steps=6, eval_every=3), free_port()
     processes = [start(to_yaml(config), runs_dir, data_dir, Rank(rank, 2, port)) for rank in range(2)]
     assert [end(process) for process in processes] == [0, 0]
     assert_like_one_process(config, runs_dir, data_dir)

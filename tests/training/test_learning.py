@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import Inputs, registry
-from skyformer.attention.softmax import SoftmaxAttention
+from skyformer.attention.skyformer import SkyformerAttention
 from skyformer.lra import Example, Split, Task, task_spec
 from skyformer.lra.tasks import FIRST_SYMBOL_ID
 from skyformer.training import RunConfig, fit
@@ -52,8 +52,8 @@ class AfterTheMark:
         return np.full(len(self), LENGTH)
 
 
-class ShuffledValues(SoftmaxAttention):
-    """Softmax attention with the right weights and shuffled values."""
+class ShuffledValues(SkyformerAttention):
+    """Skyformer with the right weights and shuffled values."""
 
     name = "shuffled"
 
@@ -69,34 +69,28 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "load_data", lambda config, data_dir: made)
 
 
-def accuracy(attention: str, runs_dir: Path, **options: Any) -> float:
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(("attention", "learns"), [("skyformer", True), (ShuffledValues.name, False)])
+def test_attention_learns_unless_it_is_broken(
+    attention: str, learns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.list_attentions()
+    monkeypatch.setitem(registry._ATTENTIONS._parts, ShuffledValues.name, ShuffledValues)
     config = RunConfig(
         preset="learning",
         seed=1,
         task={"name": "listops", "max_length": 64},
         model={
             "attention": attention,
-            "attention_options": options,
+            "attention_options": {"num_landmarks": 12},
             "num_layers": 1,
             "dim": 32,
             "hidden_dim": 32,
             "dropout": 0.0,
         },
-        optim={"lr": 1e-2, "warmup_steps": 40},
-        loop={"steps": 300, "batch_size": 64, "eval_every": 150, "checkpoint_every": 150, "log_every": 50},
+        optim={"lr": 1e-2, "warmup_steps": 30},
+        loop={"steps": 200, "batch_size": 64, "eval_every": 100, "checkpoint_every": 100, "log_every": 50},
         hardware={"accelerator": "cpu", "threads": 1},
     )
-    return fit.train(config, runs_dir=runs_dir, progress=False).test_accuracy
-
-
-@pytest.mark.usefixtures("task")
-@pytest.mark.parametrize(("attention", "options"), [("softmax", {}), ("skyformer", {"num_landmarks": 12})])
-def test_attention_learns(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
-    assert accuracy(attention, tmp_path, **options) > LEARNT
-
-
-@pytest.mark.usefixtures("task")
-def test_broken_attention_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.list_attentions()
-    monkeypatch.setitem(registry._ATTENTIONS._parts, ShuffledValues.name, ShuffledValues)
-    assert accuracy(ShuffledValues.name, tmp_path) < NOT_LEARNT
+    accuracy = fit.train(config, runs_dir=tmp_path, progress=False).test_accuracy
+    assert accuracy > LEARNT if learns else accuracy < NOT_LEARNT

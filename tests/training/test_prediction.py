@@ -54,12 +54,10 @@ class TestText:
         assert found.name == ("negative", "positive")[found.label]
         assert sum(found.probabilities) == pytest.approx(1)
 
-    def test_from_a_file_and_from_bytes(self, text: Predictor, tmp_path: Path) -> None:
+    def test_from_a_file_from_bytes_and_cut_when_asked_to(self, text: Predictor, tmp_path: Path) -> None:
         file = tmp_path / "review.txt"
         file.write_bytes(b"good \xff film")
         assert text(file) == text(b"good \xff film")
-
-    def test_cut_when_asked_to(self, text: Predictor) -> None:
         assert text("x" * 50, cut=True) == text("x" * 20)
 
 
@@ -69,6 +67,9 @@ def test_words_of_an_expression_are_the_tokens(predictors: dict[str, Predictor])
     assert listops(EXPRESSION).probabilities == pytest.approx(expected, abs=1e-6)
     # The notation of Long Range Arena's files.
     assert listops("( ( ( [MAX 2 ) 9 ) ] )") == listops("[MAX 2 9 ]")
+    # An expression that is too long is not cut.
+    with refused(InputError, "2,002 tokens", "this model reads at most 2,000; shorten it"):
+        listops(f"[SM {'1 ' * 2000}]", cut=True)
 
 
 def test_both_texts_of_a_pair_matter(predictors: dict[str, Predictor]) -> None:
@@ -105,12 +106,10 @@ class TestImage:
         Image.fromarray(self.PIXELS).convert(mode).save(colour, "PNG")
         assert image(colour.getvalue()) == image(grey.getvalue())
 
-    def test_of_another_size(self, image: Predictor, tmp_path: Path) -> None:
+    def test_of_another_size_and_not_an_image(self, image: Predictor, tmp_path: Path) -> None:
         Image.new("L", (28, 20)).save(tmp_path / "small.png")
         with refused(InputError, "small.png must be 32 x 32 pixels; got 28 x 20"):
             image(tmp_path / "small.png")
-
-    def test_not_an_image(self, image: Predictor, tmp_path: Path) -> None:
         (tmp_path / "notes.png").write_text("no pixels")
         with refused(DataError, "notes.png cannot be read as an image"):
             image(tmp_path / "notes.png")
@@ -141,11 +140,6 @@ def test_bad_inputs(
         predictors[task](*inputs)
 
 
-def test_an_expression_that_is_too_long_is_not_cut(predictors: dict[str, Predictor]) -> None:
-    with refused(InputError, "2,002 tokens", "this model reads at most 2,000; shorten it"):
-        predictors["listops"](f"[SM {'1 ' * 2000}]", cut=True)
-
-
 class TestModel:
     def test_predict_loads_it(self, tmp_path: Path) -> None:
         run = finished_run(tmp_path)
@@ -158,18 +152,20 @@ class TestModel:
         with run.lock(), refused(InputError, "it is running at step 0, and its first evaluation is at step 10"):
             load_best_model(run)
 
-    def test_of_another_run(self, tmp_path: Path) -> None:
-        run, other = (create_run(small_config("text", f"model.dim={dim}"), tmp_path) for dim in (8, 4))
+    @pytest.mark.parametrize(
+        ("task", "dim", "words"),
+        [
+            ("text", 4, "is not the model of this run: dim do not match its config"),
+            ("retrieval", 8, "describes a 'PairClassifier', not a 'SequenceClassifier'"),
+        ],
+    )
+    def test_of_another_run(self, tmp_path: Path, task: str, dim: int, words: str) -> None:
+        run, other = (
+            create_run(config, tmp_path) for config in (small_config(), small_config(task, f"model.dim={dim}"))
+        )
         save_model(other)
         other.model_folder.rename(run.model_folder)
-        with refused(DataError, str(run.model_folder), "is not the model of this run: dim do not match its config"):
-            load_best_model(run)
-
-    def test_of_another_task(self, tmp_path: Path) -> None:
-        run, other = (create_run(small_config(task), tmp_path) for task in ("text", "retrieval"))
-        save_model(other)
-        other.model_folder.rename(run.model_folder)
-        with refused(DataError, "describes a 'PairClassifier', not a 'SequenceClassifier'"):
+        with refused(DataError, str(run.model_folder), words):
             load_best_model(run)
 
     def test_damaged(self, tmp_path: Path) -> None:

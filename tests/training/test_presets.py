@@ -39,9 +39,6 @@ class TestPaper:
         assert (config.loop.steps, config.loop.accumulate) == (50_000, 1)
         assert (config.task.limit, config.task.max_length, config.note) == (None, None, "")
 
-    def test_comes_first(self) -> None:
-        assert list_presets()[0] == "paper"
-
 
 @pytest.mark.parametrize("attention", list_attentions())
 def test_every_preset_takes_every_attention(attention: str) -> None:
@@ -52,7 +49,8 @@ def test_every_preset_takes_every_attention(attention: str) -> None:
         assert config.build_model_config().attention == attention
 
 
-def test_reduced_presets_have_a_note() -> None:
+def test_the_paper_comes_first_and_reduced_presets_have_a_note() -> None:
+    assert list_presets()[0] == "paper"
     for preset, task in EVERY_PRESET:
         note = load_preset(task, preset).note
         assert note.startswith("reduced: ") if preset != "paper" else note == ""
@@ -67,18 +65,11 @@ class TestFeatures:
         options = feature_options("reformer", 128)
         assert options["num_hashes"] * 2 * options["chunk_size"] == 128
 
-    def test_they_reach_the_attention_that_was_chosen(self) -> None:
+    def test_they_reach_the_attention_unless_it_has_an_option_of_its_own(self) -> None:
         config = load_preset("text", attention="performer", overrides=["model.features=64"])
         assert config.model.attention_options == {"num_features": 64}
-
-    def test_an_option_of_its_own_comes_before(self) -> None:
         overrides = ["model.features=64", "model.attention_options.num_landmarks=32"]
         assert load_preset("text", overrides=overrides).model.attention_options == {"num_landmarks": 32, "gamma": 0.1}
-
-    @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "true"])
-    def test_they_must_be_a_number(self, value: str) -> None:
-        with refused(InputError, "model.features must be an integer of at least 1"):
-            load_preset("text", overrides=[f"model.features={value}"])
 
 
 class TestChanges:
@@ -113,18 +104,27 @@ class TestChanges:
     def test_values_are_yaml(self, text: str, value: object) -> None:
         assert parse_overrides([f"optim.lr={text}"]) == {"optim.lr": value}
 
-    @pytest.mark.parametrize("override", ["optim.lr", "=3", "optim.lr: 3", ""])
-    def test_without_a_name_or_value(self, override: str) -> None:
-        with refused(InputError, "--set must be NAME=VALUE, such as optim.lr=3e-4", repr(override)):
-            load_preset("text", overrides=[override])
-
-    def test_a_value_that_is_not_yaml(self) -> None:
-        with refused(InputError, "the value of --set loop.steps is not valid YAML"):
-            load_preset("text", overrides=["loop.steps=["])
-
-    def test_a_setting_under_something_that_has_none(self) -> None:
-        with refused(InputError, "model.attention_options.x", "was set to 3"):
-            load_preset("text", overrides=["model.attention_options=3", "model.attention_options.x=1"])
+    @pytest.mark.parametrize(
+        ("overrides", "words"),
+        [
+            *(
+                ([wrong], ["--set must be NAME=VALUE, such as optim.lr=3e-4", repr(wrong)])
+                for wrong in ("optim.lr", "=3", "optim.lr: 3", "")
+            ),
+            (["loop.steps=["], ["the value of --set loop.steps is not valid YAML"]),
+            (
+                ["model.attention_options=3", "model.attention_options.x=1"],
+                ["model.attention_options.x", "was set to 3"],
+            ),
+            *(
+                ([f"model.features={wrong}"], ["model.features must be an integer of at least 1"])
+                for wrong in ("0", "-1", "many", "1.5", "true")
+            ),
+        ],
+    )
+    def test_wrong_values(self, overrides: list[str], words: list[str]) -> None:
+        with refused(InputError, *words):
+            load_preset("text", overrides=overrides)
 
 
 class TestSuggestions:
@@ -139,30 +139,24 @@ class TestSuggestions:
             with refused(UnknownNameError, f"Did you mean {name!r}?"):
                 parse_overrides([f"wrong.{name.rpartition('.')[2]}=1"])
 
-    def test_a_section(self) -> None:
-        with refused(UnknownNameError, "unknown setting 'optim'; known: optim.betas, optim.clip_value"):
-            parse_overrides(["optim=1"])
-
-    def test_an_option_of_the_attention(self) -> None:
-        with refused(UnknownNameError, "'num_landmark'", "Did you mean 'num_landmarks'?"):
-            load_preset("text", overrides=["model.attention_options.num_landmark=3"])
-
-    @pytest.mark.parametrize("name", ["preset", "note", "task.name"])
-    def test_what_the_preset_decides(self, name: str) -> None:
-        with refused(UnknownNameError, f"unknown setting {name!r}"):
-            parse_overrides([f"{name}=x"])
-
-    def test_another_task(self) -> None:
-        with refused(UnknownNameError, "unknown task 'listop'", "Did you mean 'listops'?"):
-            load_preset("listop")
-
-    def test_another_preset(self) -> None:
-        with refused(UnknownNameError, "unknown preset 'papre'", "Did you mean 'paper'?"):
-            load_preset("text", "papre")
-
-    def test_another_attention(self) -> None:
-        with refused(UnknownNameError, "unknown attention 'skyfomer'", "Did you mean 'skyformer'?"):
-            load_preset("text", attention="skyfomer")
+    @pytest.mark.parametrize(
+        ("task", "preset", "attention", "overrides", "words"),
+        [
+            ("listop", "paper", None, [], ["unknown task 'listop'", "Did you mean 'listops'?"]),
+            ("text", "papre", None, [], ["unknown preset 'papre'", "Did you mean 'paper'?"]),
+            ("text", "paper", "skyfomer", [], ["unknown attention 'skyfomer'", "Did you mean 'skyformer'?"]),
+            ("text", "paper", None, ["model.attention_options.num_landmark=3"], ["Did you mean 'num_landmarks'?"]),
+            ("text", "paper", None, ["preset=x"], ["unknown setting 'preset'"]),
+            ("text", "paper", None, ["note=x"], ["unknown setting 'note'"]),
+            ("text", "paper", None, ["task.name=x"], ["unknown setting 'task.name'"]),
+            ("text", "paper", None, ["optim=1"], ["unknown setting 'optim'; known: optim.betas, optim.clip_value"]),
+        ],
+    )
+    def test_other_names(
+        self, task: str, preset: str, attention: str | None, overrides: list[str], words: list[str]
+    ) -> None:
+        with refused(UnknownNameError, *words):
+            load_preset(task, preset, attention=attention, overrides=overrides)
 
 
 class TestDiffering:

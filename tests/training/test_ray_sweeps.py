@@ -70,7 +70,7 @@ def test_a_node_is_checked(data_dir: Path, runs_dir: Path) -> None:
 
 
 def test_a_worker_returns_the_outcome_of_a_run(data_dir: Path, runs_dir: Path) -> None:
-    config = tiny_config()
+    config = tiny_config(steps=4, eval_every=4)
     outcome = train_here(config, str(runs_dir), str(data_dir))
     assert outcome.ending is Ending.FINISHED
     assert outcome.result is not None

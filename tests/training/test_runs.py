@@ -89,18 +89,17 @@ class TestNew:
         monkeypatch.delenv("SKYFORMER_RUNS")
         assert runs_dir_or_default() == Path("runs")
 
-    def test_an_unfinished_one_is_left_alone(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.write_state(run.stored_state().replace(state="failed", step=4))
-        before = {file: file.read_bytes() for file in run.folder.iterdir()}
-        with refused(InputError, str(run.folder), "failed at step 4 of 10", f"skyformer train --resume {run.folder}"):
+    @pytest.mark.parametrize("finished", [False, True])
+    def test_an_existing_one_is_left_alone(self, tmp_path: Path, finished: bool) -> None:
+        run = finished_run(tmp_path) if finished else create_run(small_config(), tmp_path)
+        if not finished:
+            run.write_state(run.stored_state().replace(state="failed", step=4))
+        before = {file: file.read_bytes() for file in run.folder.iterdir() if file.is_file()}
+        unfinished = ["failed at step 4 of 10", f"skyformer train --resume {run.folder}"]
+        words = ["test accuracy 0.5000", "--seed", f"skyformer evaluate {run.folder}"] if finished else unfinished
+        with refused(InputError, str(run.folder), *words):
             create_run(small_config(), tmp_path)
-        assert {file: file.read_bytes() for file in run.folder.iterdir()} == before
-
-    def test_a_finished_one_is_left_alone(self, tmp_path: Path) -> None:
-        run = finished_run(tmp_path)
-        with refused(InputError, str(run.folder), "test accuracy 0.5000", "--seed", f"skyformer evaluate {run.folder}"):
-            create_run(small_config(), tmp_path)
+        assert {file: file.read_bytes() for file in run.folder.iterdir() if file.is_file()} == before
         assert create_run(small_config(seed=1), tmp_path).folder != run.folder
 
     def test_something_else_is_in_the_way(self, tmp_path: Path) -> None:
@@ -123,21 +122,13 @@ class TestOpen:
         run = create_run(small_config(), tmp_path)
         assert open_run(run.name, tmp_path).folder == run.folder
         assert open_run(run.folder, "elsewhere").folder == run.folder
-
-    def test_a_name_that_was_meant(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
         with refused(InputError, f"there is no run '{run.name[:-1]}'", str(tmp_path), f"Did you mean '{run.name}'?"):
             open_run(run.name[:-1], tmp_path)
-
-    def test_a_checkpoint_instead_of_a_run(self, tmp_path: Path) -> None:
-        file = tmp_path / "step-000500.ckpt"
-        file.touch()
-        with refused(DataError, str(file), "is a file; a run is a folder"):
-            open_run(file)
-
-    def test_a_folder_from_elsewhere(self, tmp_path: Path) -> None:
         with refused(DataError, str(tmp_path), "is not a run: it has no config.yaml"):
             open_run(tmp_path)
+        file = run.folder / "state.json"
+        with refused(DataError, str(file), "is a file; a run is a folder"):
+            open_run(file)
 
     @pytest.mark.parametrize("name", ["state.json", "result.json"])
     def test_a_newer_version(self, tmp_path: Path, name: str) -> None:
@@ -161,23 +152,21 @@ class TestState:
         run = create_run(small_config(), tmp_path)
         with run.lock():
             assert run.state.state == "running"
-        assert run.state.state == "interrupted"
+        run.write_state(run.stored_state().replace(updated="2000-01-01T00:00:00+00:00"))
+        assert (run.state.state, run.state.updated) == ("interrupted", "2000-01-01T00:00:00+00:00")
 
-    def test_interrupted_when_the_process_is_gone(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("here", "gone", "state"),
+        [(True, True, "interrupted"), (True, False, "interrupted"), (False, True, "running")],
+        ids=["process gone", "number of another process", "another machine is believed"],
+    )
+    def test_without_the_lock_the_process_decides(self, tmp_path: Path, here: bool, gone: bool, state: str) -> None:
         run = create_run(small_config(), tmp_path)
-        run.write_state(run.stored_state().replace(pid=dead_process(), step=3))
-        state = run.state
-        assert (state.state, state.step, state.reason) == ("interrupted", 3, "its process has ended")
-
-    def test_interrupted_when_the_number_is_another_process(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.write_state(run.stored_state().replace(pid=1))
-        assert run.state.state == "interrupted"
-
-    def test_another_machine_is_believed(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.write_state(run.stored_state().replace(host=f"not-{platform.node()}", pid=dead_process()))
-        assert run.state.state == "running"
+        host = platform.node() if here else f"not-{platform.node()}"
+        run.write_state(run.stored_state().replace(pid=dead_process() if gone else 1, host=host, step=3))
+        found = run.state
+        assert (found.state, found.step) == (state, 3)
+        assert found.reason == ("its process has ended" if here else None)
 
     def test_a_result_counts_more(self, tmp_path: Path) -> None:
         """The process may be killed between writing the result and the state."""
@@ -186,11 +175,8 @@ class TestState:
         state = run.state
         assert (state.state, state.step, state.best_step, state.best_accuracy) == ("finished", 10, 5, 0.6)
         assert run.finished
-
-    def test_the_time_of_the_last_change_is_kept(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.write_state(run.stored_state().replace(updated="2000-01-01T00:00:00+00:00"))
-        assert run.state.updated == "2000-01-01T00:00:00+00:00"
+        (run.folder / "state.json").unlink()
+        assert [run.state.state for run in list_runs(tmp_path)] == ["finished"]
 
 
 class TestLock:
@@ -208,11 +194,6 @@ class TestLock:
 
 
 class TestResult:
-    def test_is_kept(self, tmp_path: Path) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.write_result(result_of(run, 0.25))
-        assert open_run(run.folder).result == result_of(run, 0.25)
-
     def test_is_replaced_in_one_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = finished_run(tmp_path)
 
@@ -222,7 +203,7 @@ class TestResult:
         monkeypatch.setattr(files.os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             run.write_result(result_of(run, 0.25))
-        assert run.result == result_of(run, 0.5)
+        assert open_run(run.folder).result == result_of(run, 0.5)
         assert not [file for file in run.folder.iterdir() if "partial" in file.name]
 
     def test_has_no_nan(self, tmp_path: Path) -> None:
@@ -234,20 +215,17 @@ class TestResult:
 class TestMetrics:
     HEADER = "step,split,loss,accuracy,lr,seconds\n"
 
-    def test_rows(self, tmp_path: Path) -> None:
+    ROWS = "1,train,0.7,0.5,0.001,1.5\n1,dev,0.6,0.55,,1.75\n"
+
+    @pytest.mark.parametrize("torn", ["", "2,tra", "2,train,0.", "2,train,0.7,0.5,0.001,", "\x00\x00"])
+    def test_rows_without_a_torn_one(self, tmp_path: Path, torn: str) -> None:
         run = create_run(small_config(), tmp_path)
         assert run.metrics() == []
-        run.metrics_file.write_text(self.HEADER + "1,train,0.7,0.5,0.001,1.5\n1,dev,0.6,0.55,,1.75\n")
+        run.metrics_file.write_text(self.HEADER + self.ROWS + torn)
         assert run.metrics() == [
             MetricRow(1, "train", 0.7, 0.5, 0.001, 1.5),
             MetricRow(1, "dev", 0.6, 0.55, None, 1.75),
         ]
-
-    @pytest.mark.parametrize("torn", ["2,tra", "2,train,0.", "2,train,0.7,0.5,0.001,", "\x00\x00"])
-    def test_a_torn_row_is_left_out(self, tmp_path: Path, torn: str) -> None:
-        run = create_run(small_config(), tmp_path)
-        run.metrics_file.write_text(self.HEADER + "1,train,0.7,0.5,0.001,1.5\n" + torn)
-        assert [row.step for row in run.metrics()] == [1]
 
 
 class TestList:
@@ -255,8 +233,6 @@ class TestList:
         text, image = finished_run(tmp_path), create_run(small_config("image"), tmp_path)
         assert [run.name for run in list_runs(tmp_path)] == [image.name, text.name]
         assert [run.name for run in list_runs(tmp_path, "text")] == [text.name]
-
-    def test_nothing_there(self, tmp_path: Path) -> None:
         assert list_runs(tmp_path / "nowhere") == []
 
     @pytest.mark.parametrize(
@@ -268,11 +244,6 @@ class TestList:
         listed = list_runs(tmp_path)
         assert [(run.name, run.state.state) for run in listed] == [(run.name, "damaged")]
         assert "state.json" in str(listed[0].state.reason)
-
-    def test_a_finished_run_without_state(self, tmp_path: Path) -> None:
-        run = finished_run(tmp_path)
-        (run.folder / "state.json").unlink()
-        assert [run.state.state for run in list_runs(tmp_path)] == ["finished"]
 
     def test_what_is_not_a_run_breaks_nothing(self, tmp_path: Path) -> None:
         run = create_run(small_config(), tmp_path)

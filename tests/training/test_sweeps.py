@@ -17,12 +17,10 @@ from skyformer.errors import DataError, InputError, InterruptedRunError, Unknown
 from skyformer.lra import prepare
 from skyformer.training import sweeps
 from skyformer.training.config import RunConfig
-from skyformer.training.fit import train
 from skyformer.training.runs import Run, create_run
 from skyformer.training.sweeps import Ending, Outcome, check_data, plan, sweep, with_threads
 from tests.helpers import refused
 from tests.training.fakes import finish, start
-from tests.training.test_signals import Send
 from tests.training.tiny import assert_same_run, tiny_config
 
 FAKE_TRAIN = Path(__file__).parent / "fake_train.py"
@@ -120,20 +118,21 @@ def test_a_plan_has_all_runs_of_a_seed_before_the_next_seed() -> None:
     assert len({config.run_name() for config in configs}) == 8
 
 
-def test_a_plan_is_checked() -> None:
-    with refused(UnknownNameError, "unknown task 'lstops'", "Did you mean 'listops'?"):
-        plan(["lstops"], ["softmax"], [0])
+def test_a_plan_is_checked(data_dir: Path) -> None:
     with refused(UnknownNameError, "unknown attention 'skyfromer'", "Did you mean 'skyformer'?"):
         plan(["listops"], ["softmax", "skyfromer"], [0])
     with refused(UnknownNameError, "Did you mean 'optim.lr'?"):
         plan(["listops"], ["softmax"], [0], overrides=["optim.lrr=1"])
     with refused(InputError, "at least one seed"):
         plan(["listops"], ["softmax"], [])
+    for jobs, retries, got in ((0, 0, "0"), (1, -1, "-1")):
+        with refused(InputError, "at least", got):
+            sweep([tiny_config()], data_dir=data_dir, jobs=jobs, retries=retries)
 
 
 def test_missing_data_is_one_error_with_all_commands(tmp_path: Path) -> None:
     configs = plan(["listops", "text", "image"], ["softmax", "skyformer"], [0])
-    prepare("listops", data_dir=tmp_path, limit=5)
+    prepare("listops", data_dir=tmp_path, limit=5, max_length=64)
     with pytest.raises(DataError) as caught:
         check_data(configs, tmp_path)
     lines = str(caught.value).splitlines()
@@ -167,22 +166,8 @@ def test_jobs_divide_the_cores(fake: FakeTraining, monkeypatch: pytest.MonkeyPat
     configs = fake.configs("finish", "finish", "finish")
     fake.sweep([*configs, configs[0]], jobs=2)
     assert fake.calls == [["--config", "4", "4"]] * 3, "a run that is listed twice is trained once"
-
-
-def test_threads_that_were_chosen_stay() -> None:
-    config = tiny_config()
-    chosen = config.replace(hardware=config.hardware.replace(threads=3))
-    assert with_threads(config, 1).hardware.threads == 1
+    chosen = configs[0].replace(hardware=configs[0].hardware.replace(threads=3))
     assert with_threads(chosen, 1) is chosen
-
-
-def test_at_most_as_many_at_the_same_time_as_jobs(fake: FakeTraining) -> None:
-    configs = fake.configs("obey", "obey", "obey")
-
-    recorder = stop_at_two(fake, configs, signal.SIGTERM)
-    with pytest.raises(InterruptedRunError):
-        fake.sweep(configs, recorder, jobs=2)
-    assert recorder.begun[1:] == ["listops skyformer seed 0", "listops skyformer seed 1"]
 
 
 def test_finished_runs_are_skipped_and_others_resumed(fake: FakeTraining) -> None:
@@ -243,13 +228,14 @@ def test_the_number_of_attempts_is_limited(fake: FakeTraining) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_and_the_message_says_how_to_resume(fake: FakeTraining, number: signal.Signals) -> None:
     configs = fake.configs("finish", "obey finish", "obey finish", "finish")
-
     recorder = stop_at_two(fake, configs, number)
     with pytest.raises(InterruptedRunError) as caught:
         fake.sweep(configs, recorder, jobs=2)
     assert str(caught.value) == f"1 of 4 runs are done; stopped by {number.name}; run the same command again to resume"
     assert caught.value.exit_code == 128 + number
     assert ["interrupted" in note for note in recorder.notes] == [False, True, True]
+    # At most two at the same time, so the fourth was not started.
+    assert recorder.begun[1:] == [f"listops skyformer seed {seed}" for seed in range(3)]
     assert endings(fake.sweep(configs)) == ["was finished", "finished", "finished", "finished"]
 
 
@@ -267,22 +253,12 @@ def test_a_second_signal_kills_runs_that_ignore_the_first(fake: FakeTraining) ->
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("jobs", "retries"), [(0, 0), (1, -1)])
-def test_numbers_must_make_sense(data_dir: Path, jobs: int, retries: int) -> None:
-    with refused(InputError, "at least", str(min(jobs, retries))):
-        sweep([tiny_config()], data_dir=data_dir, jobs=jobs, retries=retries)
-
-
-def test_with_real_processes(runs_dir: Path, data_dir: Path, whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One half-trained run and a new one: both finish, the first with the same bits as without the interruption."""
+def test_with_a_real_process(whole: Run, stopped: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-trained run finishes in a process of its own, with the same bits as without the interruption."""
     # As many threads as `whole` had, so that every bit is the same.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    half, new = whole.config, tiny_config(seed=1, attention="softmax", options={})
-    with pytest.raises(InterruptedRunError):
-        train(half, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[Send(8, signal.SIGTERM)])
-    outcomes = sweep([half, new], runs_dir=runs_dir, data_dir=data_dir, jobs=2)
-    assert endings(outcomes) == ["finished", "finished"], [outcome.reason for outcome in outcomes]
-    assert_same_run(Run(runs_dir / half.run_name()), whole)
-    for outcome in outcomes:
-        assert outcome.result is not None
-        assert outcome.result.peak_memory_bytes
+    (outcome,) = sweep([stopped.config], runs_dir=stopped.folder.parent, data_dir=data_dir)
+    assert outcome.ending is Ending.FINISHED, outcome.reason
+    assert_same_run(stopped, whole)
+    assert outcome.result is not None
+    assert outcome.result.peak_memory_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,17 @@ def line_with(text: str, word: str) -> str:
     return line
 
 
-@pytest.fixture
-def runs_dir(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Skyformer with three seeds on two tasks, softmax with two on one, and one run that is not finished."""
+    folder = tmp_path_factory.mktemp("runs")
     for seed, accuracy in enumerate((0.40, 0.42, 0.35)):
-        finish(a_config("listops", seed=seed), tmp_path, accuracy=accuracy)
-        finish(a_config("text", seed=seed), tmp_path, accuracy=0.6 + accuracy / 10)
+        finish(a_config("listops", seed=seed), folder, accuracy=accuracy)
+        finish(a_config("text", seed=seed), folder, accuracy=0.6 + accuracy / 10)
     for seed in (0, 1):
-        finish(a_config("text", "softmax", seed=seed), tmp_path, accuracy=0.62)
-    start(a_config("text", "softmax", seed=2), tmp_path, step=750)
-    return tmp_path
+        finish(a_config("text", "softmax", seed=seed), folder, accuracy=0.62)
+    start(a_config("text", "softmax", seed=2), folder, step=750)
+    return folder
 
 
 def only_summary(runs_dir: Path) -> Summary:
@@ -63,25 +65,21 @@ def test_list_has_a_row_per_run(runs_dir: Path) -> None:
     assert "preset cpu of text is reduced: reviews cut to 1,000 bytes" in text
 
 
-def test_list_marks_changes_and_gives_reasons(tmp_path: Path) -> None:
+def test_list_marks_changes_and_damage_and_gives_reasons(tmp_path: Path) -> None:
     changed = finish(a_config(overrides=["optim.lr=1e-3"]), tmp_path)
     failed = start(a_config(seed=1, preset="paper"), tmp_path, state="failed")
     failed.write_state(failed.stored_state().replace(reason="loss is nan at step 251"))
+    damaged = finish(a_config(), tmp_path)
+    (damaged.folder / "config.yaml").write_text("[bold]")
     text = listed(tmp_path)
     assert "cpu (reduced, changed)" in text
     assert f"changed in {changed.name}: optim.lr=0.001" in text
     assert f"{failed.name} failed: loss is nan at step 251" in text
+    assert line_with(text, f" {damaged.name} ").split()[:2] == [damaged.name, "damaged"]
+    assert f"{damaged.name} damaged: {damaged.folder / 'config.yaml'}" in text
 
 
-def test_a_damaged_run_is_listed(tmp_path: Path) -> None:
-    run = finish(a_config(), tmp_path)
-    (run.folder / "config.yaml").write_text("[bold]")
-    text = listed(tmp_path)
-    assert line_with(text, f" {run.name} ").split()[:2] == [run.name, "damaged"]
-    assert f"{run.name} damaged: {run.folder / 'config.yaml'}" in text
-
-
-def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
+def test_summary_is_the_layout_of_table_1_with_a_warning(runs_dir: Path) -> None:
     text = summarised(runs_dir)
     header = line_with(text, "attention")
     assert header.index("Text") < header.index("ListOps") < header.index("AVG")
@@ -97,10 +95,6 @@ def test_summary_is_the_layout_of_table_1(runs_dir: Path) -> None:
     assert "- (63.86)" in line_with(text, "BigBird")
     names = ("Self-Attention", "Kernelized", "Nystromformer", "BigBird", "Skyformer")
     assert sorted(names, key=text.index) == list(names)
-
-
-def test_summary_warns_about_a_reduced_preset(runs_dir: Path) -> None:
-    text = summarised(runs_dir)
     assert "preset cpu (reduced); NOT THE PAPER'S SETTING" in text
     assert "listops is reduced: 5,000 steps of 32 instead of 50,000" in text
     assert f"Not counted: {a_config('text', 'softmax', seed=2).run_name()} (interrupted)" in text
@@ -148,9 +142,10 @@ def test_it_fits_a_narrow_terminal(runs_dir: Path) -> None:
     assert "63.90±0.36" in text
 
 
-def test_latex_has_the_papers_accuracies_in_their_own_columns(runs_dir: Path) -> None:
-    finish(a_config("text", overrides=["model.features=32"]), runs_dir)
-    latex = as_latex([summary_table(only_summary(runs_dir), paper_columns=True)])
+def test_latex_has_the_papers_accuracies_in_their_own_columns(runs_dir: Path, tmp_path: Path) -> None:
+    changed = shutil.copytree(runs_dir, tmp_path / "changed")
+    finish(a_config("text", overrides=["model.features=32"]), changed)
+    latex = as_latex([summary_table(only_summary(changed), paper_columns=True)])
     assert r"\multicolumn{2}{c}{Text} & \multicolumn{2}{c}{ListOps} & \multicolumn{2}{c}{AVG} \\" in latex
     assert r"63.90$\pm$0.36 {[}3{]} & 64.70 &" in line_with(latex, "Skyformer &")
     rows = latex.split("\\midrule", 1)[1].split("\\bottomrule")[0].split("\\\\\n")

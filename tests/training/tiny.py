@@ -1,12 +1,15 @@
-"""Configs of runs that take about a second, and a bit-for-bit comparison of two runs."""
+"""Configs of runs that take about a second, signals in the middle of a step, and a comparison of two runs."""
 
 from __future__ import annotations
 
 import csv
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from skyformer.training.config import RunConfig
 from skyformer.training.runs import Run
@@ -92,3 +95,15 @@ def timeless(run: Run) -> dict[str, Any]:
     """A result without times and memory."""
     assert run.result is not None
     return run.result.model_dump(exclude={"steps_per_second", "seconds", "peak_memory_bytes", "finished"})
+
+
+class Send(Callback):
+    """Sends signals to this process in the middle of a step."""
+
+    def __init__(self, batch: int, *numbers: signal.Signals) -> None:
+        self.batch, self.numbers = batch, numbers
+
+    def on_before_backward(self, trainer: object, module: object, loss: object) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.batch:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
