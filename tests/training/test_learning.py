@@ -20,6 +20,7 @@ from skyformer.attention.skyformer import SkyformerAttention
 from skyformer.lra import Example, Split, Task, task_spec
 from skyformer.lra.tasks import FIRST_SYMBOL_ID
 from skyformer.training import RunConfig, fit
+from skyformer.training.config import TaskConfig
 
 LENGTH, MARK = 8, 11
 LEARNT, NOT_LEARNT = 0.9, 0.6
@@ -66,7 +67,7 @@ class ShuffledValues(SkyformerAttention):
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [AfterTheMark.drawn(size, seed) for seed, size in enumerate(SIZES.values())]
     made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=None)  # type: ignore[arg-type]
-    monkeypatch.setattr(fit, "load_data", lambda config, data_dir: made)
+    monkeypatch.setattr(TaskConfig, "load", lambda config, data_dir: made)
 
 
 @pytest.mark.usefixtures("task")

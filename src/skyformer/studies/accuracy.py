@@ -140,10 +140,9 @@ class Accuracy(Study[Options, Cell, Result]):
     def measure(self, cell: Cell) -> Result:
         from skyformer.studies.tasks import runs_of_data
         from skyformer.training import open_run, train_or_resume
-        from skyformer.training.data import load_data
 
         config = self._config(cell.task, cell.attention, cell.seed)
-        data = load_data(config, self.options.data_dir)
+        data = config.task.load(self.options.data_dir)
         runs_dir, diverged = runs_of_data(self.options.runs_dir, data), ""
         try:
             train_or_resume(config, runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)

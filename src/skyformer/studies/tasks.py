@@ -12,7 +12,6 @@ from skyformer.lra.preparation import prepare
 from skyformer.lra.tasks import Split
 from skyformer.studies.base import Fact
 from skyformer.training.config import RunConfig
-from skyformer.training.data import load_data
 from skyformer.training.presets import load_preset
 
 GENERATED_ON_DEMAND = 20_000
@@ -35,7 +34,7 @@ def study_data(config: RunConfig, data_dir: str | Path | None) -> Task:
     if chosen.name == "listops" and chosen.limit is not None and chosen.limit <= GENERATED_ON_DEMAND:
         root = None if data_dir is None else Path(data_dir)
         prepare("listops", data_dir=root, seed=chosen.data_seed, limit=chosen.limit, max_length=chosen.max_length)
-    return load_data(config, data_dir)
+    return chosen.load(data_dir)
 
 
 def data_fact(task: Task) -> Fact:

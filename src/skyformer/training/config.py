@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
@@ -17,6 +18,9 @@ from skyformer.lra.folders import Variant
 from skyformer.lra.tasks import round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.settings import Settings
+
+if TYPE_CHECKING:
+    from skyformer.lra.dataset import Task
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -56,6 +60,14 @@ class TaskConfig(Settings):
         """The version of the task that must be prepared; this checks its options."""
         return Variant.of(
             self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
+        )
+
+    def load(self, data_dir: Path | str | None) -> Task:
+        """The prepared data; an error says how to prepare it if it is missing."""
+        from skyformer.lra.dataset import load_task
+
+        return load_task(
+            self.name, data_dir, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
         )
 
     @property

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
 from torch.utils.data import DataLoader, Sampler
 
 from skyformer.lra.batching import EvaluationBatches, loader_of, training_loader
-from skyformer.lra.dataset import Example, Task, load_task
+from skyformer.lra.dataset import Example, Task
 from skyformer.lra.examples import Integers, choose
 from skyformer.lra.tasks import Split
-from skyformer.training.config import LoopConfig, RunConfig
-
-
-def load_data(config: RunConfig, data_dir: Path | str | None) -> Task:
-    """The prepared data of a run; an error says how to prepare it if it is missing."""
-    task = config.task
-    return load_task(
-        task.name,
-        data_dir,
-        seed=task.data_seed,
-        limit=task.limit,
-        level=task.level,
-        max_length=task.max_length,
-    )
+from skyformer.training.config import LoopConfig
 
 
 class EvenBatches(Sampler[list[int]]):

@@ -34,7 +34,7 @@ from skyformer.training.building import build_model
 from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
-from skyformer.training.data import TaskData, load_data
+from skyformer.training.data import TaskData
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
@@ -89,7 +89,7 @@ def train(
     (2, 16)
     >>> folder.cleanup()
     """
-    task = load_data(config, data_dir)
+    task = config.task.load(data_dir)
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     training = _Training(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
@@ -112,7 +112,7 @@ def resume(
             f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; evaluate it with: "
             f"skyformer evaluate {run.folder}"
         )
-    task = load_data(run.config, data_dir)
+    task = run.config.task.load(data_dir)
     _check_hardware(run.config)
     return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
 
@@ -148,7 +148,7 @@ def evaluate(
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
-    task = load_data(config, data_dir)
+    task = config.task.load(data_dir)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
     with _quiet_lightning():

@@ -26,7 +26,6 @@ from skyformer.attention import attention_class
 from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import write_atomic
-from skyformer.lra.dataset import load_task
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
@@ -136,14 +135,7 @@ def data_problems(tasks: Iterable[TaskConfig], data_dir: Path | str | None) -> l
     problems = []
     for task in tasks:
         try:
-            load_task(
-                task.name,
-                data_dir,
-                seed=task.data_seed,
-                limit=task.limit,
-                level=task.level,
-                max_length=task.max_length,
-            )
+            task.load(data_dir)
         except DataError as error:
             problems.append(str(error))
     return problems
