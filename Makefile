@@ -10,7 +10,7 @@ setup:
 	./scripts/setup.sh train
 
 run: setup
-	$(PY) -m skyformer.cli.main demo --output results/run
+	$(PY) -m skyformer demo --output results/run
 
 test: lint
 	$(PY) -m pytest -n 2 --dist worksteal
@@ -31,7 +31,7 @@ test-timing:
 
 studies:
 	./scripts/setup.sh train,hf
-	$(PY) -m skyformer.cli.main study all --small --threads 2
+	$(PY) -m skyformer study all --small --threads 2
 
 docs:
 	./scripts/setup.sh model
@@ -39,7 +39,7 @@ docs:
 
 bench:
 	./scripts/setup.sh cli,peers
-	$(PY) -m skyformer.cli.main bench targets
+	$(PY) -m skyformer bench targets
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -143,4 +143,5 @@ def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:
     if details[0]["type"] == "missing":
         return f"{name} is required"
     expectations = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
-    return f"{name} must {' or '.join(expectations)}; got {details[0]['input']!r}"
+    allowed = " or ".join(expectations).replace(" or be ", " or ")
+    return f"{name} must {allowed}; got {details[0]['input']!r}"

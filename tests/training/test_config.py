@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
     "missing": (lambda: OptimConfig(), ["optim.lr is required", "optim.warmup_steps is required"]),
     "one of two types": (
         lambda: HardwareConfig(devices="two"),
-        ["hardware.devices must be 'auto' or be a valid integer; got 'two'"],
+        ["hardware.devices must be 'auto' or a valid integer; got 'two'"],
     ),
     "inside a pair": (
         lambda: OptimConfig(lr=1, warmup_steps=1, betas=[0.5, 2]),

@@ -149,6 +149,12 @@ def statistical_dimension(
     slowly. Its growth from half of `num_samples` rows to `num_samples` rows is fitted by a power of the size, which is
     extrapolated to all rows; in our experiments the result was at most a few percent too small. If there are at most
     `num_samples` rows, d_stat is exact except for the estimate of |C|.
+
+    Args:
+        query: (B, H, L, P). key: (B, H, S, P).
+        epsilon: the error of Theorem 1 relative to |C|, below 1.
+        key_mask, query_mask, scale, kernel, generator: as in `suggest_landmarks`.
+        num_samples: the largest number of rows whose kernel matrix is computed.
     """
     candidates = _candidates(query, key, key_mask, query_mask, scale, kernel)
     _check_below_one("epsilon", epsilon)

@@ -124,7 +124,10 @@ def train_or_resume(
     data_dir: Path | str | None = None,
     progress: bool = True,
 ) -> RunResult:
-    """The result of a config's run: train it, resume it, or read its result if it is finished."""
+    """The result of a config's run: train it, resume it, or read its result if it is finished.
+
+    Arguments as in `train`.
+    """
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
     if not run.folder.exists():
         return train(config, runs_dir=runs_dir, data_dir=data_dir, progress=progress)

@@ -109,7 +109,12 @@ def plan(
     overrides: Sequence[str] = (),
     steps: int | None = None,
 ) -> list[RunConfig]:
-    """The checked configs of all tasks x attentions x seeds; all runs of the first seed come first."""
+    """The checked configs of all tasks x attentions x seeds; all runs of the first seed come first.
+
+    Args:
+        tasks, attentions, seeds: at least one of each.
+        preset, overrides, steps: for every run, as in `load_preset`.
+    """
     for what, names in (("task", tasks), ("attention", attentions), ("seed", seeds)):
         if not names:
             raise InputError(f"a sweep needs at least one {what}; got none")
