@@ -44,6 +44,8 @@ def test_padding_changes_nothing_on_either_side(attention: str) -> None:
     for other in (left, wider):
         torch.testing.assert_close(other, right, rtol=0, atol=1e-5)
     torch.testing.assert_close(alone, right[1:], rtol=0, atol=1e-5)
+    # Also where there is nothing but padding.
+    assert model(**padded_batch(40, 0).model_inputs()).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -112,19 +114,15 @@ def test_outputs_as_a_dict_and_as_a_tuple() -> None:
     assert torch.equal(last, out.last_hidden_state)
     torch.testing.assert_close(pooled[1], last[1, :30].mean(0))
     assert list(SkyformerModel(model.config, add_pooling_layer=False)(**inputs).keys()) == ["last_hidden_state"]
-
-
-def test_heads_return_hidden_states_and_tuples() -> None:
-    inputs = padded_batch(40, 30).model_inputs()
     for head in (SkyformerForSequenceClassification, SkyformerForMaskedLM):
-        model = head(small_config()).eval()
-        out = model(**inputs, output_hidden_states=True)
+        with_head = head(small_config()).eval()
+        out = with_head(**inputs, output_hidden_states=True)
         assert list(out.keys()) == ["logits", "hidden_states"]
         assert len(out.hidden_states) == 3
-        (logits,) = model(**inputs, return_dict=False)
+        (logits,) = with_head(**inputs, return_dict=False)
         assert torch.equal(logits, out.logits)
-        model.config.return_dict = False
-        assert type(model(**inputs)) is tuple
+        with_head.config.return_dict = False
+        assert type(with_head(**inputs)) is tuple
 
 
 def test_embeddings_in_place_of_tokens() -> None:
@@ -141,7 +139,7 @@ def test_embeddings_in_place_of_tokens() -> None:
     assert gradient[1, 10:].abs().min() > 0
 
 
-def test_masks_of_any_dtype_are_equivalent() -> None:
+def test_masks_of_any_dtype_and_arguments_that_are_off_change_nothing() -> None:
     model = classifier()
     ids, mask = padded_batch(40, 30)
     expected = model(ids, mask).logits
@@ -149,12 +147,8 @@ def test_masks_of_any_dtype_are_equivalent() -> None:
         assert torch.equal(model(ids, mask.to(dtype)).logits, expected)
     strange = ids.masked_fill(mask == 0, -100)
     assert torch.equal(model(strange, mask).logits, expected)
-
-
-def test_a_fully_masked_example_is_finite() -> None:
-    ids, mask = padded_batch(40, 0)
-    for attention in ATTENTIONS:
-        assert classifier(attention)(ids, mask).logits.isfinite().all()
+    off = {"use_cache": False, "past_key_values": None, "output_attentions": None, "return_dict": None}
+    assert torch.equal(model(ids, mask, **off).logits, expected)
 
 
 def test_batches_of_one_and_of_no_example() -> None:
@@ -165,12 +159,6 @@ def test_batches_of_one_and_of_no_example() -> None:
     torch.testing.assert_close(one.logits, model(**batch.model_inputs()).logits[:1], rtol=0, atol=1e-6)
     assert model(batch.input_ids[:0]).logits.shape == (0, 3)
     assert model(batch.input_ids[:, :1]).logits.isfinite().all()
-
-
-def test_arguments_that_are_switched_off_are_accepted() -> None:
-    model, ids = classifier(), padded_batch(40).input_ids
-    out = model(ids, use_cache=False, past_key_values=None, output_attentions=None, return_dict=None)
-    assert torch.equal(out.logits, model(ids).logits)
 
 
 def test_given_position_ids_are_used() -> None:
@@ -213,27 +201,22 @@ WRONG: list[tuple[type[Exception], dict[str, Any], list[str]]] = [
         {"input_ids": torch.ones(1, 4).long(), "atention_mask": 1},
         ["Did you mean 'attention_mask'"],
     ),
+    *(
+        (MaskError, {"input_ids": torch.ones(2, 40).long(), "attention_mask": mask}, ["attention_mask", *words])
+        for mask, words in [
+            (torch.ones(1, 39), ["(2, 40)", "(1, 39)"]),
+            (torch.ones(2, 1, 40, 40), ["(2, 40)", "(2, 1, 40, 40)"]),
+            (torch.zeros(2, 40).fill_(-1e9), ["0 and 1", "-1000000000.0", "attention_mask == 0"]),
+            ([[1] * 40] * 2, ["(2, 40)", "list"]),
+        ]
+    ),
 ]
 
 
-@pytest.mark.parametrize(("error", "inputs", "words"), WRONG, ids=[words[0] for _, _, words in WRONG])
+@pytest.mark.parametrize(("error", "inputs", "words"), WRONG)
 def test_wrong_inputs_are_named(error: type[Exception], inputs: dict[str, Any], words: list[str]) -> None:
     with refused(error, *words):
         classifier()(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (torch.ones(1, 39), ["(2, 40)", "(1, 39)"]),
-        (torch.ones(2, 1, 40, 40), ["(2, 40)", "(2, 1, 40, 40)"]),
-        (torch.zeros(2, 40).fill_(-1e9), ["0 and 1", "-1000000000.0", "attention_mask == 0"]),
-        ([[1] * 40] * 2, ["(2, 40)", "list"]),
-    ],
-)
-def test_wrong_masks_are_named(mask: Tensor, words: list[str]) -> None:
-    with refused(MaskError, "attention_mask", *words):
-        classifier()(padded_batch(40, 30).input_ids, mask)
 
 
 @pytest.mark.parametrize("attention", ["skyformer", "performer", "reformer", "linformer"])

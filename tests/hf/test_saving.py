@@ -106,15 +106,11 @@ def _assert_alike(fresh: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor
             assert 0.5 < tensor.std() / fresh[name].std() < 2
 
 
-def test_a_model_saved_in_half_precision_stays_in_half_precision(tmp_path: Path) -> None:
-    SkyformerModel(small_config()).to(torch.bfloat16).save_pretrained(tmp_path)
-    assert AutoModel.from_pretrained(tmp_path).dtype == torch.bfloat16
-
-
-def test_extended_positions_are_saved(tmp_path: Path) -> None:
-    model = classifier()
+def test_extended_positions_and_half_precision_are_saved(tmp_path: Path) -> None:
+    model = classifier().to(torch.bfloat16)
     skyformer.hf.extend_positions(model, 80)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.bfloat16
     ids = torch.randint(13, (1, 80))
     assert torch.equal(loaded(ids).logits, model(ids).logits)

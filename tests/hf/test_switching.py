@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import skyformer.hf
 from skyformer.errors import UnsupportedError
 from skyformer.hf import SkyformerForSequenceClassification
 from tests.helpers import refused
@@ -22,16 +21,13 @@ def model() -> SkyformerForSequenceClassification:
 INPUTS = padded_batch(40, 30).model_inputs()
 
 
-def test_the_config_decides_by_default(model: SkyformerForSequenceClassification) -> None:
-    assert model.config._attn_implementation == "config"
-    assert model._can_set_attn_implementation()
-
-
-@pytest.mark.parametrize("name", ["eager", "sdpa"])
-def test_softmax_attention_by_name_equals_that_of_the_config(
-    model: SkyformerForSequenceClassification, name: str
+@pytest.mark.parametrize(
+    ("name", "attention"), [("eager", "softmax"), ("sdpa", "softmax"), ("kernelized", "kernelized")]
+)
+def test_an_attention_by_name_equals_that_of_the_config(
+    model: SkyformerForSequenceClassification, name: str, attention: str
 ) -> None:
-    by_config = classifier("softmax")
+    by_config = classifier(attention)
     by_config.load_state_dict(model.state_dict())
     expected = by_config(**INPUTS).logits
     before = model(**INPUTS).logits
@@ -40,14 +36,6 @@ def test_softmax_attention_by_name_equals_that_of_the_config(
     model.set_attn_implementation("config")
     assert torch.equal(model(**INPUTS).logits, before)
     assert not torch.allclose(before, expected, atol=1e-3)
-
-
-def test_a_registered_attention_by_name(model: SkyformerForSequenceClassification) -> None:
-    skyformer.hf.register("kernelized")
-    by_config = classifier("kernelized")
-    by_config.load_state_dict(model.state_dict())
-    model.set_attn_implementation("kernelized")
-    torch.testing.assert_close(model(**INPUTS).logits, by_config(**INPUTS).logits, rtol=0, atol=1e-5)
 
 
 def test_the_implementation_is_not_saved_but_the_config_is(
@@ -60,11 +48,6 @@ def test_the_implementation_is_not_saved_but_the_config_is(
     torch.testing.assert_close(loaded(**INPUTS).logits, expected, rtol=0, atol=1e-6)
     other = SkyformerForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
     assert torch.equal(other(**INPUTS).logits, model(**INPUTS).logits)
-
-
-def test_unknown_names_are_refused(model: SkyformerForSequenceClassification) -> None:
-    with pytest.raises(ValueError, match="skyfromer"):
-        model.set_attn_implementation("skyfromer")
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -94,8 +77,14 @@ def test_attention_weights_are_returned_by_eager_only(model: SkyformerForSequenc
     assert weights[0][1, :, :, 30:].max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
-def test_unsupported_implementations_are_refused(model: SkyformerForSequenceClassification, name: str) -> None:
-    with pytest.raises((ValueError, ImportError), match=r"support|install"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("flash_attention_2", "support|install"), ("flex_attention", "support|install"), ("skyfromer", "skyfromer")],
+)
+def test_unsupported_and_unknown_implementations_are_refused(
+    model: SkyformerForSequenceClassification, name: str, message: str
+) -> None:
+    assert model._can_set_attn_implementation()
+    with pytest.raises((ValueError, ImportError), match=message):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == "config"
