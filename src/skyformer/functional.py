@@ -46,6 +46,9 @@ from skyformer.ops.products import MEMORY_BUDGET, Plan, gram_matrix
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
 from skyformer.ops.tracing import may_look_at_values
 
+LARGEST_HALF_NORM = 500.0
+"""Up to scale |x|^2 / 2 = 500, rounding changes a kernel value in float32 by less than about 1e-4 of itself."""
+
 __all__ = [
     "GAMMA",
     "SkyformerSettings",
@@ -113,7 +116,38 @@ def attend_kernelized(query: Tensor, key: Tensor, value: Tensor, key_mask: Tenso
     """`kernelized_attention` on checked arguments."""
     if isinstance(plan.kernel, SoftmaxKernel):
         return attend_softmax(query, key, value, key_mask, plan.is_causal, plan.scale, plan.dropout_p)
-    return product_by_backend(query, key, value, key_mask, plan)
+    if not plan.kernel.radial or triton_computes(query, value, plan.kernel):
+        return product_by_backend(query, key, value, key_mask, plan)
+    points, keys = accurate_points(query, key, key_mask, plan.scale)
+    return product_by_backend(points, keys, value.to(points.dtype), key_mask, plan).to(value.dtype)
+
+
+def accurate_points(query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Q and K for which float32 gives accurate distances: |q - k|^2 is computed as |q|^2 - 2 <q, k> + |k|^2, whose
+    rounding error grows with the norms.
+
+    Distances do not change if the mean of the keys is subtracted from both. Where norms are still too large after
+    that, the result is in float64. Small norms are left alone. Looking at norms would make an accelerator wait and
+    cannot be traced, so there the mean is always subtracted, and float64 is left to the caller.
+    """
+    query, key = at_least_float32(query), at_least_float32(key)
+    if key.numel() == 0 or query.numel() == 0:
+        return query, key
+    if not may_look_at_values(query):
+        mean = mean_of_valid(key.detach(), key_mask)
+        return query - mean, key - mean
+    if _largest_half_norm(query, key, scale) <= LARGEST_HALF_NORM:
+        return query, key
+    dtype, query, key = query.dtype, query.double(), key.double()
+    mean = mean_of_valid(key.detach(), key_mask)
+    query, key = query - mean, key - mean
+    if _largest_half_norm(query, key, scale) <= LARGEST_HALF_NORM:
+        return query.to(dtype), key.to(dtype)
+    return query, key
+
+
+def _largest_half_norm(query: Tensor, key: Tensor, scale: float) -> float:
+    return max(float(half_norms(x.detach(), scale).amax()) for x in (query, key))
 
 
 def softmax_attention(
@@ -314,9 +348,12 @@ def attend_skyformer(
     if triton_computes(query, value, settings.kernel):
         points, keys, values = query, key, value
     else:
+        points, keys = query, key
+        if settings.kernel.radial:
+            points, keys = accurate_points(query, key, key_mask, scale)
         # Contiguous here, once: choosing rows and both products would each copy a strided tensor.
-        points, keys = (at_least_float32(x).contiguous() for x in (query, key))
-        values = at_least_float32(value)
+        points, keys = (at_least_float32(x).contiguous() for x in (points, keys))
+        values = value.to(points.dtype)
     if isinstance(settings.kernel, SoftmaxKernel):
         keys = _move_to_queries(points, keys, query_mask, key_mask)
         candidates = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
