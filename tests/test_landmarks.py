@@ -18,6 +18,7 @@ from skyformer.landmarks import (
     Candidates,
     Landmarks,
     LeverageSampler,
+    PaperSampler,
     ProbeSampler,
     QuerySampler,
     Sampler,
@@ -35,8 +36,16 @@ from tests.attention.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 RECURSIVE = LeverageSampler(exact_limit=8)
-BY_HEAD = [UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True)]
-DRAWING = [UniformSampler(), StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, *BY_HEAD]
+BY_HEAD = [kind(per_head=True) for kind in (UniformSampler, PaperSampler, StratifiedSampler, QuerySampler)]
+DRAWING = [
+    UniformSampler(),
+    PaperSampler(),
+    StratifiedSampler(),
+    ProbeSampler(),
+    LeverageSampler(),
+    RECURSIVE,
+    *BY_HEAD,
+]
 WITHOUT_REPEATS = [StratifiedSampler(), ProbeSampler(), LeverageSampler(), RECURSIVE, StratifiedSampler(per_head=True)]
 ALL = [*DRAWING, SegmentMeansSampler()]
 
@@ -122,6 +131,20 @@ def test_half_come_from_the_queries_unless_a_side_is_short(
     rows = rows_of(sampler, some_candidates(length, size), 13)
     assert ((rows < length).sum(-1) == expected).all()
     assert repeats(rows) == 0
+
+
+@pytest.mark.parametrize(("length", "size", "expected"), [(30, 30, 6), (3, 30, 6), (0, 30, 0), (30, 0, 13)])
+def test_the_papers_half_comes_from_the_queries_unless_a_side_is_empty(length: int, size: int, expected: int) -> None:
+    rows = rows_of(PaperSampler(), some_candidates(length, size), 13)
+    assert ((rows < length).sum(-1) == expected).all()
+
+
+def test_the_paper_draws_each_row_equally_often_and_with_replacement() -> None:
+    where = some_candidates(5, 10, batch=1)
+    rows = torch.cat([rows_of(PaperSampler(), where, 40, seed).flatten() for seed in range(100)])
+    counts = rows.bincount(minlength=15).double()
+    expected = torch.tensor([400.0] * 5 + [200.0] * 10)
+    assert float(((counts - expected).square() / expected).sum()) < 40, "chi-squared with 13 degrees of freedom"
 
 
 def test_query_share_goes_by_the_example() -> None:
@@ -496,7 +519,7 @@ def test_bad_landmarks_are_refused(landmarks: Any, error: type[Exception], words
 
 
 def test_samplers_are_found_by_name() -> None:
-    assert SAMPLERS.names() == ["leverage", "probe", "queries", "segment_means", "stratified", "uniform"]
+    assert SAMPLERS.names() == ["leverage", "paper", "probe", "queries", "segment_means", "stratified", "uniform"]
     assert all(get_sampler(name) is SAMPLERS.get(name) for name in SAMPLERS.names())
 
 

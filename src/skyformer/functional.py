@@ -286,9 +286,9 @@ def skyformer_attention(
     Args:
         query: (B, H, L, P). key: (B, H, S, P). value: (B, H, S, Pv).
         num_landmarks: d. An example with at most d valid rows in [Q; K] is computed exactly.
-        landmarks: the name of a sampler ("stratified", "uniform", "queries", "probe", "leverage", "segment_means"), a
-            `Sampler`, a callable with the same signature, or row numbers (B, d) or (B, H, d), which override
-            `num_landmarks`.
+        landmarks: the name of a sampler ("stratified", "uniform", "paper", "queries", "probe", "leverage",
+            "segment_means"), a `Sampler`, a callable with the same signature, or row numbers (B, d) or (B, H, d), which
+            override `num_landmarks`.
         key_mask: bool (B, S), True = attend.
         query_mask: bool (B, L), True where a landmark may be drawn; `key_mask` by default when L == S.
         is_causal: must be False, because every output depends on landmarks from the whole sequence.

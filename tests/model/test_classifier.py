@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from skyformer import PairClassifier, SequenceClassifier
 from skyformer.model.classifier import masked_mean
@@ -126,3 +127,11 @@ def test_it_learns(attention: str) -> None:
     tokens = torch.randint(2, (64, 9))
     correct = model.eval()(tokens).argmax(1) == (tokens.sum(1) > 4).long()
     assert correct.double().mean() > 0.8
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("gelu", nn.GELU), ("relu", nn.ReLU)])
+@pytest.mark.parametrize("kind", [SequenceClassifier, PairClassifier])
+def test_the_activation_of_the_head(
+    kind: type[SequenceClassifier | PairClassifier], chosen: str, expected: type[nn.Module]
+) -> None:
+    assert isinstance(kind(small_config(head_activation=chosen)).head[1], expected)

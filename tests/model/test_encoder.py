@@ -87,6 +87,55 @@ def test_evaluation_repeats_and_layers_differ() -> None:
     assert not torch.equal(encoder(tokens), other(tokens))
 
 
+PLACES = {
+    "embedding_dropout": "embedding_dropout",
+    "attention_dropout": "layers.0.attention.attention",
+    "attention_output_dropout": "layers.0.attention_dropout",
+    "mlp_hidden_dropout": "layers.0.mlp.1",
+    "mlp_output_dropout": "layers.0.mlp_dropout",
+}
+
+
+def outputs_by_place(encoder: SkyformerEncoder, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The output of the module at each place of dropout, with the modules before it in `eval()`."""
+    found: dict[str, torch.Tensor] = {}
+    for setting, name in PLACES.items():
+        module = encoder.eval().get_submodule(name)
+        module.train()
+        with module.register_forward_hook(lambda _, __, out, setting=setting: found.update({setting: out})):
+            encoder(tokens)
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("switched_on", [True, False])
+def test_each_place_of_dropout_can_be_switched_alone(place: str, switched_on: bool) -> None:
+    others, own = (0.0, 0.4) if switched_on else (0.4, 0.0)
+    settings = {name: own if name == place else others for name in PLACES}
+    encoder = SkyformerEncoder(small_config("softmax", num_layers=1, dropout=0.9, **settings)).double()
+    tokens = draw_tokens(2, MAX_LENGTH)
+    first, second = (outputs_by_place(encoder, tokens) for _ in range(2))
+    random = {name for name in PLACES if not torch.equal(first[name], second[name])}
+    assert random == ({place} if switched_on else set(PLACES) - {place})
+
+
+def test_null_means_the_common_dropout() -> None:
+    config = small_config("softmax", dropout=0.3, **dict.fromkeys(PLACES))
+    encoder = SkyformerEncoder(config)
+    layer = encoder.layers[0]
+    places = [encoder.embedding_dropout, layer.attention_dropout, layer.mlp[1][1], layer.mlp_dropout]
+    assert [module.p for module in places] == [0.3] * 4
+    assert layer.attention.attention.dropout == 0.3
+
+
+def test_by_default_dropout_is_before_the_residual_additions_only() -> None:
+    encoder = SkyformerEncoder(small_config("softmax", dropout=0.3))
+    layer = encoder.layers[0]
+    places = [encoder.embedding_dropout, layer.attention_dropout, layer.mlp[1][1], layer.mlp_dropout]
+    assert [module.p for module in places] == [0.0, 0.3, 0.0, 0.3]
+    assert layer.attention.attention.dropout == 0.0
+
+
 def test_training_repeats_with_the_global_seed() -> None:
     encoder = SkyformerEncoder(small_config(dropout=0.2)).train()
     tokens = draw_tokens(2, MAX_LENGTH)

@@ -237,3 +237,15 @@ def test_flipped_bytes_are_noticed(saved: Path, data: st.DataObject) -> None:
             SequenceClassifier.from_pretrained(saved)
     finally:
         file.write_bytes(whole)
+
+
+def test_a_model_saved_before_some_settings_existed(saved: Path) -> None:
+    """Such a model has dropout before the residual additions only, and GELU in the head."""
+    expected = SequenceClassifier.from_pretrained(saved)
+    added = ("embedding_dropout", "attention_output_dropout", "mlp_hidden_dropout", "mlp_output_dropout")
+    config = json.loads((saved / "config.json").read_text())["config"]
+    edit(saved, config={key: value for key, value in config.items() if key not in (*added, "head_activation")})
+    found = SequenceClassifier.from_pretrained(saved)
+    assert found.config == expected.config
+    tokens = draw_tokens(2, 20)
+    assert torch.equal(found(tokens), expected(tokens))

@@ -140,7 +140,8 @@ def test_a_preset_as_it_is_has_no_changes(preset: str) -> None:
 def test_changes_name_the_setting_and_its_value() -> None:
     config = a_config("pathfinder", overrides=["task.level=easy", "optim.betas=[0.9, 0.99]", "seed=4"])
     assert changes_to_preset(config) == ['task.level="easy"', "optim.betas=[0.9, 0.99]"]
-    fewer = a_config().replace(model=a_config().model.replace(attention_options={"num_landmarks": 128}))
+    options = {"num_landmarks": 128, "landmarks": "paper"}
+    fewer = a_config().replace(model=a_config().model.replace(attention_options=options))
     assert changes_to_preset(fewer) == ["model.attention_options.gamma=default"]
 
 

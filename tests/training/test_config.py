@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from skyformer.attention import list_attentions
@@ -20,8 +21,27 @@ from skyformer.training.config import (
     from_yaml,
     to_yaml,
 )
+from skyformer.training.presets import load_preset
 from tests.helpers import refused
 from tests.training.fakes import small_config
+
+EARLIER_RUNS = [
+    "listops-skyformer-paper-seed0-d5c7a9bc",
+    "text-softmax-paper-seed0-3d58cb7d",
+    "image-skyformer-paper-seed0-9880af61",
+    "listops-skyformer-short-seed0-0f2b2886",
+]
+ADDED_LATER = {
+    "model": [
+        "embedding_dropout",
+        "attention_output_dropout",
+        "mlp_hidden_dropout",
+        "mlp_output_dropout",
+        "head_activation",
+    ],
+    "optim": ["cycle_beta1"],
+    "loop": ["stop_after", "keep_after", "dev_limit", "test_limit"],
+}
 
 
 def changed(config: RunConfig, section: str, **changes: Any) -> RunConfig:
@@ -84,6 +104,14 @@ class TestName:
             ("loop", {"accumulate": 2}),
             ("loop", {"dev_limit": 5}),
             ("loop", {"test_limit": 5}),
+            ("loop", {"stop_after": 5}),
+            ("loop", {"keep_after": 0.5}),
+            ("model", {"embedding_dropout": 0.3}),
+            ("model", {"attention_output_dropout": 0.3}),
+            ("model", {"mlp_hidden_dropout": 0.3}),
+            ("model", {"mlp_output_dropout": 0.3}),
+            ("model", {"head_activation": "gelu"}),
+            ("optim", {"cycle_beta1": False}),
             ("hardware", {"devices": 2}),
             ("hardware", {"precision": "bf16-mixed"}),
         ],
@@ -92,8 +120,18 @@ class TestName:
         config = small_config()
         assert changed(config, section, **changes).digest() != config.digest()
 
-    def test_is_that_of_before_there_were_limits(self) -> None:
-        assert not {"dev_limit", "test_limit"} & small_config().deciding_settings()["loop"].keys()
+    @pytest.mark.parametrize("name", EARLIER_RUNS)
+    def test_of_an_earlier_version_stays(self, name: str) -> None:
+        """The configs have none of the settings that were added since, and the digests are those of that version."""
+        task, attention, preset, _, _ = name.split("-")
+        config = load_preset(task, "paper_v1" if preset == "paper" else preset, attention=attention)
+        content = yaml.safe_load(to_yaml(config.replace(preset=preset)))
+        for section, names in ADDED_LATER.items():
+            for added in names:
+                content[section].pop(added)
+        read = from_yaml(yaml.safe_dump(content))
+        assert read.run_name() == name
+        assert read == config.replace(preset=preset)
 
     def test_departures_name_what_differs(self) -> None:
         config = small_config()
@@ -124,6 +162,10 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
     "a smaller drawing": (
         lambda: TaskConfig(name="pathfinder", max_length=100),
         ["max_length must be at least 1024 for pathfinder", "thin lines", "got 100"],
+    ),
+    "a stop after the end": (
+        lambda: small_config("text", "loop.stop_after=11"),
+        ["loop.stop_after must be at most loop.steps; got 11 and 10"],
     ),
     "only warm-up": (
         lambda: small_config("text", "optim.warmup_steps=10"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
@@ -19,7 +20,8 @@ from skyformer.training.module import ClassifierModule
 from skyformer.training.runs import Run
 from tests.helpers import refused
 from tests.lra.fake_files import pair_files, write_folder
-from tests.training.tiny import STEPS, assert_same_run, checkpoint, tiny_config
+from tests.training.conftest import Finished
+from tests.training.tiny import STEPS, assert_same_run, checkpoint, rows, tiny_config
 
 
 def test_a_run_leaves_everything_behind(whole: Run) -> None:
@@ -105,6 +107,80 @@ def test_ties_go_to_the_earlier_step(runs_dir: Path, data_dir: Path) -> None:
     accuracies = {row.accuracy for row in Run(runs_dir / result.run).metrics() if row.split == "dev"}
     assert len(accuracies) == 1
     assert result.best_step == 3
+
+
+STOPPED = tiny_config(stop_after=9)
+
+
+def test_a_run_can_end_inside_its_schedule(whole: Run, finished: Finished) -> None:
+    """Its steps are those of the whole run, and its last step is evaluated."""
+    run = finished(STOPPED)
+    before = [row[:5] for row in rows(whole) if row[0] == "step" or int(row[0]) <= 8]
+    assert rows(run)[: len(before)] == before
+    assert [(row.step, row.split) for row in run.metrics() if row.step == 9] == [(9, "train"), (9, "dev")]
+    assert run.result is not None
+    assert (run.result.steps, run.result.test_examples) == (9, 64)
+    assert run.state.steps == 9
+
+
+def test_a_run_that_ends_inside_its_schedule_resumes(finished: Finished, runs_dir: Path, data_dir: Path) -> None:
+    with pytest.raises(RuntimeError, match="stop"):
+        train(STOPPED, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[StopAtStep(7)])
+    run = Run(runs_dir / STOPPED.run_name())
+    resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, finished(STOPPED))
+
+
+def test_early_models_are_not_kept(runs_dir: Path, data_dir: Path) -> None:
+    # With a learning rate close to zero all evaluations are equal, and the first that counts is the best.
+    config = tiny_config(steps=8, eval_every=2, keep_after=0.5)
+    config = config.replace(optim=config.optim.replace(lr=1e-12))
+    assert config.loop.first_kept() == 6
+    result = train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    run = Run(runs_dir / result.run)
+    assert [row.step for row in run.metrics() if row.split == "dev"] == [2, 4, 6, 8]
+    assert result.best_step == 6
+    saved = checkpoint(run, 6)["state_dict"]
+    model = SequenceClassifier.from_pretrained(run.model_folder)
+    assert all(torch.equal(tensor, saved[f"model.{name}"]) for name, tensor in model.state_dict().items())
+
+
+def test_resuming_before_any_model_is_kept(runs_dir: Path, data_dir: Path, finished: Finished) -> None:
+    config = tiny_config(keep_after=0.8)
+    with pytest.raises(RuntimeError, match="stop"):
+        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[StopAtStep(11)])
+    run = Run(runs_dir / config.run_name())
+    assert run.state.best_step is None
+    assert not run.model_folder.exists()
+    resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, finished(config))
+    assert run.result is not None
+    assert run.result.best_step == STEPS
+
+
+def test_a_run_of_an_earlier_version_resumes(whole: Run, runs_dir: Path, data_dir: Path) -> None:
+    """Its config has none of the settings that were added since."""
+    config = tiny_config()
+    with pytest.raises(RuntimeError, match="stop"):
+        train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[StopAtStep(8)])
+    file = runs_dir / config.run_name() / "config.yaml"
+    added = ("_output_dropout:", "embedding_dropout:", "mlp_hidden_dropout:", "head_activation:", "cycle_beta1:")
+    lines = [line for line in file.read_text().splitlines() if not any(name in line for name in added)]
+    file.write_text("\n".join(line for line in lines if "stop_after:" not in line and "keep_after:" not in line))
+    run = Run(file.parent)
+    resume(run, data_dir=data_dir, progress=False)
+    assert_same_run(run, whole)
+
+
+class StopAtStep(Callback):
+    """Fails as a step begins."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, module: object, batch: object, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            raise RuntimeError("stop")
 
 
 def test_pairs(runs_dir: Path, tmp_path: Path) -> None:

@@ -95,6 +95,22 @@ def test_short_and_long_warm_ups(warmup: int, highest: float) -> None:
     assert max(rates) == pytest.approx(highest)
 
 
+def test_beta1_falls_while_the_learning_rate_rises() -> None:
+    optim = tiny_config().optim.replace(lr=1.0, warmup_steps=20, cycle_beta1=True)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1, betas=(0.9, 0.999))
+    schedule = one_cycle(optimizer, optim, 100)
+    betas = []
+    for _ in range(100):
+        betas.append(optimizer.param_groups[0]["betas"])
+        optimizer.step()
+        schedule.step()
+    first, second = zip(*betas, strict=True)
+    assert set(second) == {0.999}
+    assert (first[0], first[19], first[99]) == pytest.approx((0.95, 0.85, 0.95))
+    assert all(after < before for before, after in pairwise(first[:20]))
+    assert all(after > before for before, after in pairwise(first[19:]))
+
+
 def test_scores_add_up() -> None:
     scores, trainer = Scores(), Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     scores.add(StepPart(torch.arange(2), torch.tensor(2.0), torch.tensor(1)))

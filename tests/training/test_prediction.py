@@ -147,9 +147,9 @@ class TestModel:
 
     def test_not_there_yet(self, tmp_path: Path) -> None:
         run = create_run(small_config(), tmp_path)
-        with refused(InputError, "has no model yet: it is interrupted at step 0", "first evaluation is at step 10"):
+        with refused(InputError, "has no model yet: it is interrupted at step 0", "first model is kept at step 10"):
             load_best_model(run)
-        with run.lock(), refused(InputError, "it is running at step 0, and its first evaluation is at step 10"):
+        with run.lock(), refused(InputError, "it is running at step 0, and its first model is kept at step 10"):
             load_best_model(run)
 
     @pytest.mark.parametrize(

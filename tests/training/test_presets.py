@@ -18,11 +18,11 @@ from skyformer.training.presets import (
 from tests.helpers import refused
 
 PAPER = {
-    "text": (16, 1e-4, 80),
-    "listops": (32, 1e-4, 1000),
-    "retrieval": (16, 2e-4, 800),
-    "pathfinder": (128, 2e-4, 312),
-    "image": (256, 1e-4, 175),
+    "text": (16, 1e-4, 80, 500),
+    "listops": (32, 1e-4, 1000, 500),
+    "retrieval": (16, 2e-4, 800, 1000),
+    "pathfinder": (128, 2e-4, 312, 500),
+    "image": (256, 1e-4, 175, 50),
 }
 EVERY_PRESET = [(preset, task) for preset in list_presets() for task in TASKS if preset in list_presets(task)]
 
@@ -31,13 +31,30 @@ class TestPaper:
     @pytest.mark.parametrize("task", PAPER)
     def test_has_the_papers_numbers(self, task: str) -> None:
         config = load_preset(task)
-        assert (config.loop.batch_size, config.optim.lr, config.optim.warmup_steps) == PAPER[task]
-        model, optim = config.model, config.optim
+        model, optim, loop = config.model, config.optim, config.loop
+        assert (loop.batch_size, optim.lr, optim.warmup_steps, loop.eval_every) == PAPER[task]
         assert (model.num_layers, model.dim, model.hidden_dim, model.num_heads, model.dropout) == (2, 64, 128, 2, 0.1)
-        assert model.attention_options == {"num_landmarks": 128, "gamma": 0.1}
+        assert model.attention_options == {"num_landmarks": 128, "gamma": 0.1, "landmarks": "paper"}
+        assert (model.head_activation, optim.cycle_beta1, config.loop.keep_after) == ("relu", True, 0.2)
         assert (optim.betas, optim.eps, optim.weight_decay, optim.clip_value) == ((0.9, 0.999), 1e-6, 0, 1)
         assert (config.loop.steps, config.loop.accumulate) == (50_000, 1)
         assert (config.task.limit, config.task.max_length, config.note) == (None, None, "")
+
+    @pytest.mark.parametrize("attention", list_attentions())
+    def test_has_dropout_at_every_place_that_the_attention_has(self, attention: str) -> None:
+        model = load_preset("text", attention=attention).model
+        elsewhere = ("embedding_dropout", "attention_output_dropout", "mlp_hidden_dropout", "mlp_output_dropout")
+        assert {getattr(model, name) for name in elsewhere} == {None}
+        assert model.attention_dropout == (None if attention in ("softmax", "kernelized") else 0.0)
+
+    def test_its_attention_dropout_can_be_changed(self) -> None:
+        config = load_preset("text", attention="softmax", overrides=["model.attention_dropout=0.0"])
+        assert config.model.attention_dropout == 0.0
+        assert config.note == "changed: model.attention_dropout=0.0"
+
+    def test_its_reformer_has_the_chunks_of_the_library(self) -> None:
+        options = load_preset("text", attention="reformer").model.attention_options
+        assert options == {"num_hashes": 2, "chunk_size": 64}
 
 
 @pytest.mark.parametrize("attention", list_attentions())
@@ -53,7 +70,9 @@ def test_the_paper_comes_first_and_reduced_presets_have_a_note() -> None:
     assert list_presets()[0] == "paper"
     for preset, task in EVERY_PRESET:
         note = load_preset(task, preset).note
-        assert note.startswith("reduced: ") if preset != "paper" else note == ""
+        begin = {"paper": "", "paper_v1": "version 1 of the preset paper: "}.get(preset, "reduced: ")
+        assert note.startswith(begin)
+        assert bool(note) == (preset != "paper")
 
 
 class TestFeatures:
@@ -69,7 +88,11 @@ class TestFeatures:
         config = load_preset("text", attention="performer", overrides=["model.features=64"])
         assert config.model.attention_options == {"num_features": 64}
         overrides = ["model.features=64", "model.attention_options.num_landmarks=32"]
-        assert load_preset("text", overrides=overrides).model.attention_options == {"num_landmarks": 32, "gamma": 0.1}
+        assert load_preset("text", overrides=overrides).model.attention_options == {
+            "num_landmarks": 32,
+            "gamma": 0.1,
+            "landmarks": "paper",
+        }
 
 
 class TestChanges:

@@ -50,7 +50,7 @@ def demo(
 
     configs = plan_demo(split_names(attentions), steps, seed, overrides or [])
     names = " and ".join(config.model.attention for config in configs)
-    typer.echo(f"generating data and training {names}, {configs[0].loop.steps:,} steps each, in {output}")
+    typer.echo(f"generating data and training {names}, {configs[0].loop.last_step:,} steps each, in {output}")
     with display() as progress:
         comparison = run_demo(configs, output, progress)
     files = comparison.write(" ".join(["skyformer", *sys.argv[1:]]), output)

@@ -140,9 +140,9 @@ def _intention(config: RunConfig, runs_dir: Path) -> str:
     if outcome is not None:
         return str(outcome)
     if not run_of(config, runs_dir).folder.exists():
-        return f"train {config.loop.steps:,} steps"
+        return f"train {config.loop.last_step:,} steps"
     state = stored_state(config, runs_dir)
-    return f"resume from about step {state.step if state else 0:,} of {config.loop.steps:,}"
+    return f"resume from about step {state.step if state else 0:,} of {config.loop.last_step:,}"
 
 
 def _print_outcomes(outcomes: list[Outcome], runs_dir: Path | None) -> None:

@@ -9,14 +9,21 @@ from typing import Any, TypeAlias
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import GAMMA
-from skyformer.landmarks import CustomSampler, QuerySampler, Sampler, StratifiedSampler, UniformSampler, get_sampler
+from skyformer.landmarks import (
+    CustomSampler,
+    PaperSampler,
+    QuerySampler,
+    Sampler,
+    StratifiedSampler,
+    UniformSampler,
+    get_sampler,
+)
 from skyformer.ops.kernels import Kernel, SoftmaxKernel, get_kernel
 from skyformer.ops.products import MEMORY_BUDGET
 from skyformer.ops.solve import Solver, get_solver
 
 _SAMPLERS_PER_HEAD: Mapping[str, Sampler] = {
-    sampler.name: sampler
-    for sampler in (UniformSampler(per_head=True), StratifiedSampler(per_head=True), QuerySampler(per_head=True))
+    sampler.name: sampler(per_head=True) for sampler in (UniformSampler, PaperSampler, StratifiedSampler, QuerySampler)
 }
 """Named samplers that here draw separately for each head; the others use each head's points, or draw nothing."""
 

@@ -20,6 +20,7 @@ from skyformer.landmarks.base import (
 from skyformer.landmarks.rows import landmark_rows, take_rows
 from skyformer.landmarks.samplers import (
     LeverageSampler,
+    PaperSampler,
     ProbeSampler,
     QuerySampler,
     SegmentMeansSampler,
@@ -36,6 +37,7 @@ __all__ = [
     "CustomSampler",
     "Landmarks",
     "LeverageSampler",
+    "PaperSampler",
     "ProbeSampler",
     "QuerySampler",
     "Sampler",

@@ -45,8 +45,8 @@ class _IndependentOfValues(Sampler):
 
 @dataclass(frozen=True)
 class UniformSampler(_IndependentOfValues):
-    """The paper's definition: independent draws, with replacement, from the valid rows of [Q; K]. All heads share their
-    rows; with `per_head` each head draws its own."""
+    """The definition in the paper's text: independent draws, with replacement, from the valid rows of [Q; K]. All heads
+    share their rows; with `per_head` each head draws its own."""
 
     name = "uniform"
 
@@ -55,6 +55,23 @@ class UniformSampler(_IndependentOfValues):
         rank = _scale_to(noise, queries + candidates.valid_keys())
         key_rank = (rank - queries).clamp(min=0)
         return torch.where(rank < queries, candidates.query_row(rank), candidates.key_row(key_rank))
+
+
+@dataclass(frozen=True)
+class PaperSampler(_IndependentOfValues):
+    """As the paper's authors draw in their code: half of the landmarks from the valid rows of Q and half from those of
+    K, independently and with replacement. All heads share their rows; with `per_head` each head draws its own."""
+
+    name = "paper"
+
+    def _rows(self, candidates: Candidates, num_landmarks: int, noise: Tensor) -> Tensor:
+        queries, keys = candidates.valid_queries(), candidates.valid_keys()
+        half = torch.full_like(queries, num_landmarks // 2)
+        # All from one side if the other has no valid rows.
+        share = half.masked_fill(keys == 0, num_landmarks).masked_fill(queries == 0, 0)
+        slot = (torch.arange(len(noise), device=noise.device) % num_landmarks).expand(queries.shape[0], -1)
+        query_row = candidates.query_row(_scale_to(noise, queries))
+        return torch.where(slot < share, query_row, candidates.key_row(_scale_to(noise, keys)))
 
 
 @dataclass(frozen=True)
@@ -206,7 +223,15 @@ class SegmentMeansSampler(Sampler):
         ).to(dtype)
 
 
-_BUILTIN = (UniformSampler, StratifiedSampler, QuerySampler, ProbeSampler, LeverageSampler, SegmentMeansSampler)
+_BUILTIN = (
+    UniformSampler,
+    PaperSampler,
+    StratifiedSampler,
+    QuerySampler,
+    ProbeSampler,
+    LeverageSampler,
+    SegmentMeansSampler,
+)
 
 for _sampler in _BUILTIN:
     SAMPLERS.add(_sampler.name, _sampler())

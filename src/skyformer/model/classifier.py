@@ -77,6 +77,7 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _mlp_head(width: int, config: ModelConfig) -> nn.Sequential:
+    activation = nn.ReLU() if config.head_activation == "relu" else nn.GELU()
     return nn.Sequential(
-        nn.Linear(width, config.hidden_dim), nn.GELU(), nn.Linear(config.hidden_dim, config.num_classes)
+        nn.Linear(width, config.hidden_dim), activation, nn.Linear(config.hidden_dim, config.num_classes)
     )

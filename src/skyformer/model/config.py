@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, JsonValue, model_validator
@@ -14,6 +14,7 @@ from skyformer.settings import Settings
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+Activation = Literal["gelu", "relu"]
 
 _SET_BY_MODEL = {"max_length": "max_length", "seed": "seed", "dropout": "attention_dropout"}
 """Options of the attentions that the model sets itself, and the setting of the model that decides them."""
@@ -37,10 +38,21 @@ class ModelConfig(Settings):
     attention_options: dict[str, JsonValue] = Field(
         default_factory=dict, description="options of the attention, such as num_landmarks"
     )
-    attention_dropout: Probability = Field(
-        default=0.0, description="dropout of the attention weights, for attentions that support it"
+    dropout: Probability = Field(default=0.1, description="dropout at each place below that is set to null")
+    embedding_dropout: Probability | None = Field(default=0.0, description="dropout of the embeddings; null = dropout")
+    attention_dropout: Probability | None = Field(
+        default=0.0, description="dropout of the attention weights, for attentions that support it; null = dropout"
     )
-    dropout: Probability = Field(default=0.1, description="dropout before each residual addition")
+    attention_output_dropout: Probability | None = Field(
+        default=None, description="dropout of the attention's output, before the residual addition; null = dropout"
+    )
+    mlp_hidden_dropout: Probability | None = Field(
+        default=0.0, description="dropout inside the MLPs of the layers, after GELU; null = dropout"
+    )
+    mlp_output_dropout: Probability | None = Field(
+        default=None, description="dropout of the MLPs' output, before the residual addition; null = dropout"
+    )
+    head_activation: Activation = Field(default="gelu", description="activation in the MLP of the head: gelu or relu")
     seed: int = Field(default=0, ge=0, lt=2**48, description="seed of random attentions in `eval()`")
     checkpoint_activations: bool = Field(
         default=False, description="store only the input of each layer, and compute the rest again in the backward pass"
@@ -52,7 +64,7 @@ class ModelConfig(Settings):
             raise InputError(f"dim must be a multiple of num_heads; got {self.dim} and {self.num_heads}")
         if (self.seed + 1) * self.num_layers > 2**63:
             raise InputError(f"seed * num_layers must be below 2**63; got {self.seed} and {self.num_layers}")
-        _check_attention(self.attention, self.attention_options, self.attention_dropout)
+        _check_attention(self.attention, self.attention_options, self.dropout_or(self.attention_dropout))
         try:
             # The attention checks its options when it is built, which costs nothing on the meta device.
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -71,6 +83,10 @@ class ModelConfig(Settings):
             )
         return super().unknown_setting(name)
 
+    def dropout_or(self, own: float | None) -> float:
+        """The dropout of a place: its own setting, or else `dropout`."""
+        return self.dropout if own is None else own
+
     def build_attention(self, layer: int) -> Attention:
         """The attention of one layer; in `eval()` each layer has a random stream of its own."""
         options: dict[str, Any] = {
@@ -78,8 +94,9 @@ class ModelConfig(Settings):
             "max_length": self.max_length,
             "seed": self.seed * self.num_layers + layer,
         }
-        if self.attention_dropout > 0:
-            options["dropout"] = self.attention_dropout
+        dropout = self.dropout_or(self.attention_dropout)
+        if dropout > 0:
+            options["dropout"] = dropout
         return build_attention(self.attention, self.num_heads, self.dim // self.num_heads, **options)
 
 

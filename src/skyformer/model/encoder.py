@@ -39,22 +39,27 @@ class SelfAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)))."""
+    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))), with another dropout inside the MLP."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim)
         self.attention = SelfAttention(config, layer)
         self.mlp_norm = nn.LayerNorm(config.dim)
+        hidden_dropout = Dropout(config.dropout_or(config.mlp_hidden_dropout))
         self.mlp = nn.Sequential(
-            nn.Linear(config.dim, config.hidden_dim), nn.GELU(), nn.Linear(config.hidden_dim, config.dim)
+            nn.Linear(config.dim, config.hidden_dim),
+            # One module, so that the weights of the second layer keep the name that they have in saved models.
+            nn.Sequential(nn.GELU(), hidden_dropout),
+            nn.Linear(config.hidden_dim, config.dim),
         )
-        self.dropout = Dropout(config.dropout)
+        self.attention_dropout = Dropout(config.dropout_or(config.attention_output_dropout))
+        self.mlp_dropout = Dropout(config.dropout_or(config.mlp_output_dropout))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (B, n, dim) to (B, n, dim); mask bool (B, n), True = a real token."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
 
 
 class SkyformerEncoder(StoredModel):
@@ -74,6 +79,7 @@ class SkyformerEncoder(StoredModel):
         super().__init__(as_config(config, settings))
         config = self.config
         self.embeddings = Embeddings(config.vocab_size, config.max_length, config.dim)
+        self.embedding_dropout = Dropout(config.dropout_or(config.embedding_dropout))
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = nn.LayerNorm(config.dim)
 
@@ -82,7 +88,7 @@ class SkyformerEncoder(StoredModel):
 
         The output at masked positions has no meaning.
         """
-        x: Tensor = self.embeddings(tokens, mask)
+        x: Tensor = self.embedding_dropout(self.embeddings(tokens, mask))
         for layer in self.layers:
             if self.config.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, mask, use_reentrant=False)

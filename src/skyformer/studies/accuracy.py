@@ -209,7 +209,7 @@ def _read(run: Run, config: RunConfig, task: Task, diverged: str) -> Result:
         dev_examples=min(dev.examples, loop.dev_limit or dev.examples),
         test_examples=min(test.examples, loop.test_limit or test.examples),
         length=config.task.longest,
-        steps=loop.steps,
+        steps=loop.last_step,
         batch_size=loop.batch_size * loop.accumulate,
         learning_rate=config.optim.lr,
         note=config.note,

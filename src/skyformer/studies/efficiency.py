@@ -236,8 +236,8 @@ class Efficiency(Study[Options, Cell, Result]):
         chosen = self.options
         limits = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}
         if chosen.length is None or task_spec(task).image_side is not None:
-            return run_config(task, "paper", attention, SEED, limits.get(task))
-        return run_config(task, "paper", attention, SEED, limits.get(task), task_max_length=chosen.length)
+            return run_config(task, "paper_v1", attention, SEED, limits.get(task))
+        return run_config(task, "paper_v1", attention, SEED, limits.get(task), task_max_length=chosen.length)
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:

@@ -73,7 +73,7 @@ class Options:
         help="Attentions; softmax must be among them, because every score is divided by its score.",
     )
     seeds: tuple[int, ...] = option((0, 1, 2), small=(0,), help="Seeds for weights, batches and landmarks.")
-    preset: str = option("paper", small="short", help="Preset of `skyformer train` for the scores.")
+    preset: str = option("paper_v1", small="short", help="Preset of `skyformer train` for the scores.")
     dropout: float | None = option(
         None, small=0.1, least=0, below=1, help="Dropout of the models for the scores; none: the preset's."
     )

@@ -19,6 +19,8 @@ from skyformer.lra.tasks import TaskSpec, task_spec
 from skyformer.model import PairClassifier, SequenceClassifier
 from skyformer.training.config import OptimConfig, RunConfig
 
+_LOWEST_BETA1, _HIGHEST_BETA1 = 0.85, 0.95
+
 
 def mixed_seed(purpose: str, *numbers: int) -> int:
     """A seed of 63 bits, hashed from its purpose and numbers, so that neighbouring seeds or steps share nothing."""
@@ -61,7 +63,10 @@ def build_optimizer(parameters: Iterable[nn.Parameter], optim: OptimConfig, *, f
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) -> OneCycleLR:
-    """A learning rate that rises linearly in the warm-up and then falls linearly; the betas stay as configured."""
+    """A learning rate that rises linearly in the warm-up and then falls linearly.
+
+    With `optim.cycle_beta1`, AdamW's beta1 is 0.95 where the learning rate is lowest and 0.85 where it is highest.
+    """
     # OneCycleLR divides by the number of warm-up steps minus one.
     warmup = optim.warmup_steps if optim.warmup_steps > 1 else 0
     return OneCycleLR(
@@ -70,7 +75,9 @@ def one_cycle(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) 
         total_steps=steps,
         pct_start=warmup / steps,
         anneal_strategy="linear",
-        cycle_momentum=False,
+        cycle_momentum=optim.cycle_beta1,
+        base_momentum=_LOWEST_BETA1,
+        max_momentum=_HIGHEST_BETA1,
     )
 
 

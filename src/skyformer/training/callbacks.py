@@ -149,7 +149,7 @@ class RunRecorder(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.signals.listen()
         if trainer.is_global_zero:
-            self.progress.begin(self.run.name, trainer.global_step, self.config.loop.steps)
+            self.progress.begin(self.run.name, trainer.global_step, self.config.loop.last_step)
         self.clock.start()
         if self._evaluation_is_due(trainer.global_step):
             self._evaluate(trainer, pl_module)
@@ -173,14 +173,14 @@ class RunRecorder(Checkpoint):
             return
         assert isinstance(pl_module, ClassifierModule)
         self._show(trainer, pl_module)
-        if step % loop.log_every == 0 or step == loop.steps:
+        if step % loop.log_every == 0 or step == loop.last_step:
             self._log_training(trainer, pl_module)
         stop = true_in_any_process(trainer, self.signals.received is not None)
-        if stop or step % loop.checkpoint_every == 0 or step == loop.steps or self._evaluation_is_due(step):
+        if stop or step % loop.checkpoint_every == 0 or step == loop.last_step or self._evaluation_is_due(step):
             self._save(trainer)
         if stop:
-            raise self.signals.error(f"stopped at step {step} of {loop.steps}")
-        if self._evaluation_is_due(step) and step < loop.steps:
+            raise self.signals.error(f"stopped at step {step} of {loop.last_step}")
+        if self._evaluation_is_due(step) and step < loop.last_step:
             self._evaluate(trainer, pl_module)
 
     def on_save_checkpoint(
@@ -213,10 +213,12 @@ class RunRecorder(Checkpoint):
             self.metrics.truncate(journal["metrics_size"])
 
     def record_evaluation(self, trainer: pl.Trainer, step: int, evaluation: Evaluation) -> None:
-        """Log an evaluation on the dev set; if it is the best so far, its weights become the run's model."""
+        """Log an evaluation on the dev set; if it is the best that may be kept, its weights become the run's model."""
         seconds = self.clock.lap(training=False)
         self._log(trainer, MetricRow(step, "dev", evaluation.loss, evaluation.accuracy, None, seconds))
-        better = self.best is None or evaluation.accuracy > self.best.evaluation.accuracy
+        better = self.config.loop.may_keep(step) and (
+            self.best is None or evaluation.accuracy > self.best.evaluation.accuracy
+        )
         if better:
             self.best = Best(step, evaluation, self.export(step) if trainer.is_global_zero else "")
         if not trainer.is_global_zero:

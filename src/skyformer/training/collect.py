@@ -124,7 +124,7 @@ def _readable_row(run: Run) -> RunRow:
         return RunRow(run.name, str(run.folder), "damaged", reason, **known)
     known |= {
         "step": None if state.state == "damaged" else state.step,
-        "steps": config.loop.steps,
+        "steps": config.loop.last_step,
         "best_step": state.best_step,
         "dev_accuracy": state.best_accuracy,
         "seconds": state.seconds,

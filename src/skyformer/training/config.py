@@ -17,6 +17,7 @@ from skyformer.errors import InputError
 from skyformer.lra.folders import Variant
 from skyformer.lra.tasks import round_up, task_spec
 from skyformer.model import ModelConfig
+from skyformer.model.config import Activation
 from skyformer.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,19 @@ _EXCLUDED_FROM_DIGEST: dict[str, bool | set[str]] = {
     "hardware": {"accelerator", "threads"},
 }
 """Settings that change where and how a run is computed, but not its result."""
-_LIMITS = ("dev_limit", "test_limit")
+_ADDED_LATER: dict[str, dict[str, Any]] = {
+    "model": {
+        "embedding_dropout": 0.0,
+        "attention_output_dropout": None,
+        "mlp_hidden_dropout": 0.0,
+        "mlp_output_dropout": None,
+        "head_activation": "gelu",
+    },
+    "optim": {"cycle_beta1": False},
+    "loop": {"dev_limit": None, "test_limit": None, "stop_after": None, "keep_after": 0.0},
+}
+"""Settings that earlier versions did not have, with the values that have the effect of those versions. They are the
+defaults, so that earlier configs are read correctly, and left out of the digest, so that earlier runs keep theirs."""
 
 
 class TaskConfig(Settings):
@@ -88,7 +101,12 @@ class ModelSettings(Settings):
     num_layers: Count = 2
     num_heads: Count = 2
     dropout: Share = 0.1
-    attention_dropout: Share = 0.0
+    embedding_dropout: Share | None = 0.0
+    attention_dropout: Share | None = 0.0
+    attention_output_dropout: Share | None = None
+    mlp_hidden_dropout: Share | None = 0.0
+    mlp_output_dropout: Share | None = None
+    head_activation: Activation = "gelu"
     checkpoint_activations: bool = False
 
 
@@ -105,6 +123,9 @@ class OptimConfig(Settings):
     lr: float = Field(gt=0, description="the highest learning rate, at the end of the warm-up")
     warmup_steps: int = Field(ge=1, le=LARGEST_INTEGER)
     betas: Annotated[tuple[Share, Share], BeforeValidator(_as_pair)] = (0.9, 0.999)
+    cycle_beta1: bool = Field(
+        default=False, description="beta1 falls from 0.95 to 0.85 in the warm-up and rises again, instead of betas[0]"
+    )
     eps: float = Field(default=1e-6, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_value: float | None = Field(default=1.0, gt=0, description="gradients are clipped to it; null = not at all")
@@ -116,6 +137,9 @@ class LoopConfig(Settings):
     section: ClassVar[str] = "loop"
 
     steps: Count = Field(description="number of optimizer steps")
+    stop_after: Count | None = Field(
+        default=None, description="end after this many steps, with the schedule of all steps; null = after all steps"
+    )
     batch_size: Count = Field(description="examples per device and backward pass")
     accumulate: Count = Field(default=1, description="backward passes per step")
     group_by_length: bool = Field(default=True, description="batches of examples of similar length")
@@ -123,10 +147,26 @@ class LoopConfig(Settings):
     eval_every: Count = Field(description="steps between evaluations on the dev set; the last step is always evaluated")
     dev_limit: Count | None = Field(default=None, description="examples per evaluation on the dev set; null = all")
     test_limit: Count | None = Field(default=None, description="examples of the final test; null = all")
+    keep_after: Share = Field(
+        default=0.0, description="share of the training after which an evaluation can be the best; 0 = from the start"
+    )
     eval_batch_size: Count | None = Field(default=None, description="null = batch_size")
     checkpoint_every: Count = Field(description="steps between checkpoints")
     log_every: Count = Field(description="steps between rows of metrics.csv")
     workers: int = Field(default=0, ge=0, le=1024, description="data loading processes; 0 = no extra process")
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run ends."""
+        return self.stop_after or self.steps
+
+    def may_keep(self, step: int) -> bool:
+        """Whether the model of this step can be the best model of the run."""
+        return step > self.keep_after * self.last_step
+
+    def first_kept(self) -> int:
+        """The first step whose model is evaluated and can be the best."""
+        return next(filter(self.may_keep, range(self.eval_every, self.last_step, self.eval_every)), self.last_step)
 
 
 class HardwareConfig(Settings):
@@ -160,6 +200,10 @@ class RunConfig(Settings):
                 f"optim.warmup_steps must be below loop.steps; got {self.optim.warmup_steps} and {self.loop.steps}. "
                 f"Try --set optim.warmup_steps={max(1, self.loop.steps // 10)}"
             )
+        if self.loop.last_step > self.loop.steps:
+            raise InputError(
+                f"loop.stop_after must be at most loop.steps; got {self.loop.stop_after} and {self.loop.steps}"
+            )
         self.build_model_config()
         return self
 
@@ -176,15 +220,16 @@ class RunConfig(Settings):
 
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of all settings that decide the result."""
-        settings = json.dumps(self.deciding_settings(), sort_keys=True)
-        return hashlib.sha256(settings.encode()).hexdigest()[:8]
+        settings = self.deciding_settings()
+        for section, added in _ADDED_LATER.items():
+            for name, value in added.items():
+                if settings[section][name] == value:
+                    del settings[section][name]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     def deciding_settings(self) -> dict[str, Any]:
         """The settings that decide the result, seed included, as plain data."""
-        settings = self.model_dump(mode="json", exclude=_EXCLUDED_FROM_DIGEST)
-        # Without a limit these two are left out, so that runs made before they existed keep their digest.
-        loop = {name: value for name, value in settings["loop"].items() if name not in _LIMITS or value is not None}
-        return {**settings, "loop": loop}
+        return self.model_dump(mode="json", exclude=_EXCLUDED_FROM_DIGEST)
 
     def departures(self, other: RunConfig) -> list[str]:
         """The settings that decide the result and differ from those of `other`, as `name=value`."""

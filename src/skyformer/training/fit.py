@@ -298,7 +298,7 @@ def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgre
     module = ClassifierModule(config, build_model(config))
     trainer = _trainer(
         config,
-        max_steps=config.loop.steps,
+        max_steps=config.loop.last_step,
         max_epochs=-1,
         accumulate_grad_batches=config.loop.accumulate,
         gradient_clip_val=config.optim.clip_value,
@@ -325,7 +325,7 @@ def _finish(
 ) -> RunResult:
     run = training.run
     recorder.progress.evaluating(Split.DEV)
-    recorder.record_evaluation(trainer, training.config.loop.steps, score(trainer, module, data, Split.DEV))
+    recorder.record_evaluation(trainer, training.config.loop.last_step, score(trainer, module, data, Split.DEV))
     # The other processes read the model that the main process writes.
     trainer.strategy.barrier("best model")
     module.model.load_state_dict(load_best_model(run).state_dict())
@@ -351,7 +351,7 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
         task=config.task.name,
         attention=config.model.attention,
         seed=config.seed,
-        steps=config.loop.steps,
+        steps=config.loop.last_step,
         best_step=best.step,
         dev_accuracy=best.evaluation.accuracy,
         dev_loss=best.evaluation.loss,
@@ -359,7 +359,7 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
         test_accuracy=test.accuracy,
         test_loss=test.loss,
         test_examples=test.examples,
-        steps_per_second=config.loop.steps / recorder.clock.training,
+        steps_per_second=config.loop.last_step / recorder.clock.training,
         seconds=recorder.clock.total,
         peak_memory_bytes=_peak_memory(),
         parameters=parameters,

@@ -105,8 +105,7 @@ def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
 def _why_not_yet(run: Run) -> str:
     state, loop = run.state, run.config.loop
     advice = "" if state.state == "running" else f"; resume it with: skyformer train --resume {run.folder}"
-    first = min(loop.eval_every, loop.steps)
-    return f"it is {state.state} at step {state.step}, and its first evaluation is at step {first}{advice}"
+    return f"it is {state.state} at step {state.step}, and its first model is kept at step {loop.first_kept()}{advice}"
 
 
 def _reader(spec: TaskSpec) -> Callable[[Input], Symbols]:

@@ -1,8 +1,9 @@
 """Presets: named settings for each task, read from the YAML files in presets/, and changes to them.
 
 A file has a `note`, settings `common` to all its tasks, and what each of its `tasks` adds; `base` names another preset
-whose settings it starts from. Two names stand for options of the chosen attention: `model.features`, the size of its
-approximation, and `model.options_of`, options of one attention only. Both end up in `model.attention_options`.
+whose settings it starts from. Three names depend on the chosen attention: `model.features`, the size of its
+approximation, and `model.options_of`, options of one attention only, become part of `model.attention_options`;
+`model.settings_of` has settings of the model for one attention only.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def _resolve_features(tree: Tree) -> Tree:
     model = dict(tree.get("model", {}))
     attention = model.get("attention", "skyformer")
     features, options_of = model.pop("features", None), model.pop("options_of", {})
+    model = model.pop("settings_of", {}).get(attention, {}) | model
     options = {} if features is None else feature_options(attention, _checked_features(features))
     own = model.get("attention_options", {})
     # If it is not a mapping, RunConfig reports the error.

@@ -248,7 +248,7 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
         write_atomic(draft / CONFIG_FILE, to_yaml(config))
         environment = describe_environment(config.hardware.threads)
         write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
-        Run(draft).write_state(RunState.starting(config.loop.steps))
+        Run(draft).write_state(RunState.starting(config.loop.last_step))
         _move(draft, run)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

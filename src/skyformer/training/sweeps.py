@@ -315,7 +315,7 @@ class Sweep:
 
     def _show(self, run: _Active, state: RunState | None) -> None:
         run.shown = True
-        self._progress.begin(_describe(run.config), total=run.config.loop.steps, done=state.step if state else 0)
+        self._progress.begin(_describe(run.config), total=run.config.loop.last_step, done=state.step if state else 0)
 
 
 def _describe(config: RunConfig) -> str:

@@ -197,8 +197,8 @@ def _config(cell: Cell, attention: str) -> RunConfig:
     from skyformer.studies.tasks import run_config
 
     if cell.task == RANDOM:
-        return run_config("text", "paper", attention, SEED, task_max_length=cell.length)
-    return run_config(cell.task, "paper", attention, SEED, cell.limit)
+        return run_config("text", "paper_v1", attention, SEED, task_max_length=cell.length)
+    return run_config(cell.task, "paper_v1", attention, SEED, cell.limit)
 
 
 def _time_batch(trainees: Mapping[str, Trainee], batch: Batch, repeats: int, seed: int) -> dict[str, list[float]]:

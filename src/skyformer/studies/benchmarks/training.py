@@ -164,7 +164,7 @@ def _overhead_config(steps: int) -> RunConfig:
 
 
 def _text_config(cell: Cell) -> RunConfig:
-    return _config("text", "paper", cell.attention, loop_pad_to_max=str(cell.batches == "padded").lower())
+    return _config("text", "paper_v1", cell.attention, loop_pad_to_max=str(cell.batches == "padded").lower())
 
 
 def _config(task: str, preset: str, attention: str, limit: int | None = None, **settings: object) -> RunConfig:
