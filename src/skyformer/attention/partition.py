@@ -6,12 +6,14 @@ valid rows only, so neither padding nor the rest of the batch changes which rows
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-SAMPLES = 64
+SAMPLES = 32
 """Rows per node of the tree that its splitting direction is computed from; all rows of the node are then split."""
 POWER_STEPS = 2
 
@@ -29,6 +31,12 @@ class Parts:
     rows: Tensor
     filled: Tensor | None
     in_order: bool = False
+
+    def split(self, count: int) -> Iterator[Parts]:
+        """The parts of at most `count` examples at a time."""
+        for rows, filled in split_examples(count, self.rows, self.filled):
+            assert rows is not None
+            yield Parts(rows, filled, self.in_order)
 
     def take(self, x: Tensor) -> Tensor:
         """The rows of x (B, H, n, P) by part: (B, H, parts, slots, P)."""
@@ -54,6 +62,11 @@ class Parts:
         return take_rows(flat, where[..., :length])
 
 
+def split_examples(count: int, *tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
+    """Tensors (B, ...) in parts of at most `count` examples; None stays None."""
+    return zip(*(repeat(None) if x is None else x.split(count) for x in tensors), strict=False)
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows (B, 1 or H, k) of x (B, H, n, P): (B, H, k, P). One `index_select`, whose backward is one `index_add`."""
     batch, heads, length, width = x.shape
@@ -66,7 +79,9 @@ def valid_first(mask: Tensor | None, batch: int, length: int, device: torch.devi
     if mask is None:
         rows = torch.arange(length, device=device).expand(batch, length)
         return rows, torch.full((batch, 1), length, device=device)
-    return mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True), mask.sum(-1, keepdim=True)
+    count = mask.sum(-1, keepdim=True)
+    place = torch.where(mask, mask.cumsum(-1), count + (~mask).cumsum(-1)) - 1
+    return torch.empty_like(place).scatter(-1, place, torch.arange(length, device=device).expand_as(place)), count
 
 
 def part_starts(count: Tensor, parts: int) -> Tensor:
@@ -113,7 +128,7 @@ def _split(points: Tensor, rows: Tensor, size: Tensor, first: Tensor) -> Tensor:
     slots = rows.shape[-1]
     slot = torch.arange(slots, device=rows.device)
     y = take_rows(points, rows.flatten(2)).unflatten(2, rows.shape[2:])
-    along = (y @ principal_direction(y, size)).squeeze(-1)
+    along = (y @ principal_direction(points, rows, size)).squeeze(-1)
     along = along.masked_fill(slot >= size.unsqueeze(-1), torch.inf)
     rows = rows.gather(-1, along.argsort(-1))
     half = torch.arange(-(-slots // 2), device=rows.device)
@@ -123,15 +138,15 @@ def _split(points: Tensor, rows: Tensor, size: Tensor, first: Tensor) -> Tensor:
     return rows.unsqueeze(-2).expand(*both.shape[:-1], slots).gather(-1, both).flatten(2, 3)
 
 
-def principal_direction(y: Tensor, size: Tensor) -> Tensor:
-    """The direction of largest variance of the first `size` (B, 1, nodes) rows of each node of y (B, H, nodes, slots,
-    P), by power iteration on `SAMPLES` evenly spaced rows: (B, H, nodes, P, 1)."""
-    spaced = torch.arange(SAMPLES, device=y.device) * size.unsqueeze(-1) // SAMPLES
-    index = spaced.unsqueeze(-1).expand(*y.shape[:3], -1, y.shape[-1])
-    x = y.gather(3, index)
+def principal_direction(points: Tensor, rows: Tensor, size: Tensor) -> Tensor:
+    """The direction of largest variance of the first `size` (B, 1, nodes) rows (B, H, nodes, slots) of each node, by
+    power iteration on `SAMPLES` evenly spaced ones: (B, H, nodes, P, 1)."""
+    spaced = torch.arange(SAMPLES, device=rows.device) * size.unsqueeze(-1) // SAMPLES
+    sampled = rows.gather(-1, spaced.expand(*rows.shape[:3], -1))
+    x = take_rows(points, sampled.flatten(2)).unflatten(2, sampled.shape[2:])
     x = x - x.mean(3, keepdim=True)
     farthest = x.square().sum(-1, keepdim=True).argmax(3, keepdim=True)
-    u = x.gather(3, farthest.expand(*y.shape[:3], 1, y.shape[-1])).mT
+    u = x.gather(3, farthest.expand(*rows.shape[:3], 1, x.shape[-1])).mT
     for _ in range(POWER_STEPS):
         u = x.mT @ (x @ u)
         u = u / u.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)

@@ -17,16 +17,18 @@ docs/tilted.md derives this and says what it cannot do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.partition import Parts, contiguous_parts, take_rows, tree_parts, valid_first
+from skyformer.attention.partition import Parts, contiguous_parts, split_examples, take_rows, tree_parts, valid_first
 from skyformer.attention.registry import register
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, UnknownNameError
@@ -44,6 +46,9 @@ EMPTY = -1e9
 """The logit of a key that does not exist. It is finite, so that a cell without keys has a finite gradient."""
 
 SMALLEST_BUDGET = 8
+_NUMBERS_AT_ONCE = 2**20
+"""Numbers in the largest tensors of the heads that are computed at a time."""
+
 _RIDGE = 1e-4
 _WIDTH_MULTIPLE = 8
 
@@ -92,6 +97,12 @@ class TiltedPlan:
     def cost(self) -> int:
         """Scores computed per query."""
         return self.num_blocks + self.num_keys
+
+    def heads_at_once(self, inputs: Inputs) -> int:
+        """How many heads are computed at a time."""
+        width = inputs.key.shape[-1] + inputs.value.shape[-1]
+        numbers = self.num_blocks * (self.num_keys * width + inputs.key.shape[2])
+        return max(1, _NUMBERS_AT_ONCE // numbers)
 
 
 def tilted_attention(
@@ -159,7 +170,7 @@ def _attend(inputs: Inputs, plan: TiltedPlan, slope: bool, ordered: bool, scale:
         # An example without keys is computed as if it had all of them, which is finite, and its output is then zero.
         some_keys = None if key_mask is None else key_mask | ~key_mask.any(-1, keepdim=True)
         scaled = _Scaled(query, key, value, some_keys, inputs.query_mask, False, scale, kernel == "gaussian")
-        out = _approximate(scaled.centred(), plan, slope, ordered)
+        out = _approximate(scaled, plan, slope, ordered)
         return out if key_mask is None else out.masked_fill(~key_mask.any(-1)[:, None, None, None], 0)
     if kernel == "gaussian":
         return attend_kernelized(query, key, value, key_mask, Plan(GaussianKernel(), scale))
@@ -179,28 +190,74 @@ class _Scaled(Inputs):
         mean = mean_of_valid(self.key.detach(), self.key_mask)
         return replace(self, key=self.key - mean, query=self.query - mean if self.gaussian else self.query)
 
+    def each_head_alone(self) -> _Scaled:
+        """The same with each head as an example of its own: (B * H, 1, n, P)."""
+        heads = self.query.shape[1]
+        query, key, value = (x.flatten(0, 1).unsqueeze(1) for x in (self.query, self.key, self.value))
+        masks = (self.key_mask, self.query_mask)
+        key_mask, query_mask = (None if mask is None else mask.repeat_interleave(heads, 0) for mask in masks)
+        return replace(self, query=query, key=key, value=value, key_mask=key_mask, query_mask=query_mask)
+
+    def split(self, count: int) -> Iterator[_Scaled]:
+        """Parts of at most `count` examples."""
+        tensors = (self.query, self.key, self.value, self.key_mask, self.query_mask)
+        for query, key, value, key_mask, query_mask in split_examples(count, *tensors):
+            assert query is not None
+            assert key is not None
+            assert value is not None
+            yield replace(self, query=query, key=key, value=value, key_mask=key_mask, query_mask=query_mask)
+
 
 def _approximate(inputs: _Scaled, plan: TiltedPlan, slope: bool, ordered: bool) -> Tensor:
-    """Tilted attention where there are more than plan.num_keys keys: (B, H, L, Pv)."""
+    """Tilted attention where there are more than plan.num_keys keys: (B, H, L, Pv).
+
+    All choices are made for all heads at once. Then a few heads at a time are computed, so that their tensors stay in
+    the cache; and again in the backward pass, so that memory is needed for a few heads at a time only.
+    """
+    heads = inputs.each_head_alone().centred()
+    blocks, (cells, short) = _query_blocks(heads, plan, ordered), _key_cells(heads, plan)
+    # torch.compile would trace every part, which takes long.
+    count = heads.query.shape[0] if torch.compiler.is_compiling() else plan.heads_at_once(inputs)
+    shorts = repeat(None) if short is None else short.split(count)
+    parts = zip(heads.split(count), blocks.split(count), cells.split(count), shorts, strict=False)
+    out = torch.cat([_recomputed_in_backward(*part, plan, slope) for part in parts])
+    return out.view(*inputs.query.shape[:3], -1)
+
+
+def _recomputed_in_backward(
+    inputs: _Scaled, blocks: Parts, cells: Parts, short: _Short | None, plan: TiltedPlan, slope: bool
+) -> Tensor:
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _attend_part(replace(inputs, query=query, key=key, value=value), blocks, cells, short, plan, slope)
+
+    tensors = (inputs.query, inputs.key, inputs.value)
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return run(*tensors)
+    out: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _attend_part(
+    inputs: _Scaled, blocks: Parts, cells: Parts, short: _Short | None, plan: TiltedPlan, slope: bool
+) -> Tensor:
+    """Tilted attention of some heads, given their blocks and cells."""
     scale, head_dim, value_dim = inputs.scale, inputs.query.shape[-1], inputs.value.shape[-1]
-    blocks = _query_blocks(inputs, plan, ordered)
-    cells, short = _key_cells(inputs, plan)
     q = blocks.take(inputs.query)
     mu = scale * blocks.mean(q)
-    keys, values = _pad_keys(inputs), _pad_values(inputs)
-    k, v = cells.take(keys), cells.take(values)
-    T, exact = _tilt(k, mu, cells, short, plan)
+    rows = _join_keys_and_values(inputs)
+    width = rows.shape[-1] // 2
+    kv = cells.take(rows)
+    T, exact = _tilt(kv, mu, cells, short, plan)
     p = T.softmax(3)
-    log_weight = T.logsumexp(3)
-    cell_key, cell_value = ((p.mT @ x).transpose(2, 3) for x in (k, v))
-    log_weight = log_weight.mT
-    entropy = log_weight - (cell_key[..., :head_dim] @ mu.unsqueeze(-1)).squeeze(-1)
-    block_keys = torch.cat([_take_blocks(keys, exact), _replace_column(cell_key, head_dim, entropy.unsqueeze(-1))], 3)
-    flag = torch.ones_like(entropy).unsqueeze(-1)
-    block_values = torch.cat([_take_blocks(values, exact), _replace_column(cell_value, value_dim, flag)], 3)
-    out, cell_weight = _attend_blocks(q, block_keys, block_values, inputs)
+    # The log of the sum of exponentials, without computing them again: T_j - log p_j is the same for every key j.
+    log_weight = (T.amax(3) - p.amax(3).log()).mT
+    cell = (p.mT @ kv).transpose(2, 3)
+    entropy = log_weight.unsqueeze(-1) - cell[..., :head_dim] @ mu.unsqueeze(-1)
+    cell = _replace_columns(cell, {head_dim: entropy, width + value_dim: torch.ones_like(entropy)})
+    attended = torch.cat([_take_blocks(rows, exact), cell], 3)
+    out, cell_weight = _attend_blocks(q, attended[..., :width], attended[..., width:], inputs)
     if slope:
-        M = _slope_matrix(p, k[..., :head_dim], v[..., :value_dim], log_weight, blocks)
+        M = _slope_matrix(p, kv[..., :head_dim], kv[..., width : width + value_dim], log_weight, blocks)
         change = (scale * q - mu.unsqueeze(3)) @ M.unsqueeze(2)
         out = out + cell_weight * _within_value_range(change, inputs)
     return blocks.put_back(out, inputs.query.shape[2])
@@ -247,6 +304,12 @@ class _Short:
             (count <= plan.num_keys)[..., None, None], order[:, : plan.num_keys], rank < count, plan.num_exact
         )
 
+    def split(self, count: int) -> Iterator[_Short]:
+        """Parts of at most `count` examples."""
+        tensors = (x.split(count) for x in (self.examples, self.rows, self.filled))
+        for examples, rows, filled in zip(*tensors, strict=True):
+            yield _Short(examples, rows, filled, self.num_exact)
+
     def one_key_per_cell(self, cells: Parts) -> Parts:
         rows, filled = (x[:, None, self.num_exact :, None] for x in (self.rows, self.filled))
         first = torch.arange(cells.rows.shape[-1], device=rows.device) == 0
@@ -269,30 +332,29 @@ def _in_metric_of(x: Tensor, others: Tensor, mask: Tensor | None) -> Tensor:
         return x.detach() @ factor
 
 
-def _pad_keys(inputs: _Scaled) -> Tensor:
-    """Keys with two more features, padded to a good width: a bias (EMPTY where masked), and a one."""
-    key, mask = inputs.key, inputs.key_mask
+def _join_keys_and_values(inputs: _Scaled) -> Tensor:
+    """Keys and values side by side, so that they are gathered together; both padded to the same, good width. A key has
+    two more features: a bias (EMPTY where masked), and a one."""
+    key, value, mask = inputs.key, inputs.value, inputs.key_mask
     if inputs.gaussian:
         bias = -0.5 * inputs.scale * key.square().sum(-1, keepdim=True)
     else:
         bias = torch.zeros_like(key[..., :1])
     if mask is not None:
         bias = bias.masked_fill(~mask[:, None, :, None], EMPTY)
-    return _pad_to_width(torch.cat([key, bias, torch.ones_like(bias)], -1), inputs)
+    width = _WIDTH_MULTIPLE * math.ceil((max(key.shape[-1], value.shape[-1]) + 2) / _WIDTH_MULTIPLE)
+    padding = key.new_zeros(()).expand(*key.shape[:3], width - key.shape[-1] - 2)
+    rest = key.new_zeros(()).expand(*key.shape[:3], width - value.shape[-1])
+    return torch.cat([key, bias, torch.ones_like(bias), padding, value, rest], -1)
 
 
-def _pad_values(inputs: _Scaled) -> Tensor:
-    return _pad_to_width(inputs.value, inputs)
-
-
-def _pad_to_width(x: Tensor, inputs: _Scaled) -> Tensor:
-    needed = max(inputs.key.shape[-1], inputs.value.shape[-1]) + 2
-    width = _WIDTH_MULTIPLE * math.ceil(needed / _WIDTH_MULTIPLE)
-    return F.pad(x, (0, width - x.shape[-1]))
-
-
-def _replace_column(x: Tensor, column: int, values: Tensor) -> Tensor:
-    return torch.cat([x[..., :column], values, x[..., column + 1 :]], -1)
+def _replace_columns(x: Tensor, columns: Mapping[int, Tensor]) -> Tensor:
+    """x (..., P) with other columns (..., 1), given in ascending order."""
+    pieces, start = [], 0
+    for column, values in columns.items():
+        pieces += [x[..., start:column], values]
+        start = column + 1
+    return torch.cat([*pieces, x[..., start:]], -1)
 
 
 def _tilt(k: Tensor, mu: Tensor, cells: Parts, short: _Short | None, plan: TiltedPlan) -> tuple[Tensor, Tensor]:
@@ -330,7 +392,7 @@ def _attend_blocks(q: Tensor, keys: Tensor, values: Tensor, inputs: _Scaled) -> 
     if inputs.gaussian:
         null = torch.zeros_like(values[..., :1, :])
         keys = torch.cat([keys, null], 3)
-        values = torch.cat([values, _replace_column(null, value_dim + 1, torch.ones_like(null[..., :1]))], 3)
+        values = torch.cat([values, _replace_columns(null, {value_dim + 1: torch.ones_like(null[..., :1])})], 3)
     query, keys, values = (x.flatten(0, 1) for x in (query, keys, values))
     out = F.scaled_dot_product_attention(query, keys, values, scale=scale)
     out = out.unflatten(0, q.shape[:2])
