@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Tests start many processes; without compiled files each of them would compile thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test lint test-slow test-timing studies docs bench clean
+.PHONY: setup run test lint test-slow test-timing test-gpu studies docs bench clean
 
 setup:
 	./scripts/setup.sh train
@@ -28,6 +28,11 @@ test-slow:
 test-timing:
 	./scripts/setup.sh dev
 	$(PY) -m pytest -m timing
+
+# On a machine with a GPU: the kernels themselves instead of Triton's interpreter.
+test-gpu:
+	./scripts/setup.sh dev
+	TRITON_INTERPRET=0 $(PY) -m pytest tests/test_gpu.py tests/ops/test_triton_compile.py
 
 studies:
 	./scripts/setup.sh train,hf

@@ -188,3 +188,44 @@ def test_agrees_with_the_authors(case: str) -> None:
             return skyformer.kernelized_attention(q, k, v, key_mask=tensors["key_mask"].bool())
 
     assert reference_error(tensors, "kernelized", attention) < 1e-4
+
+
+def sequence(length: int, std: float) -> Tensor:
+    """A smooth random sequence with noise, (1, 2, n, 16)."""
+    walk = torch.randn(1, 2, length, 16).cumsum(2)
+    return std * (0.8 * walk / walk.std() + 0.6 * torch.randn(1, 2, length, 16))
+
+
+def half_precision_errors(dtype: torch.dtype, std: float, gamma: float, near_duplicates: bool) -> list[float]:
+    """Relative errors of Skyformer's output and gradients against float64 on the same rounded inputs."""
+    query = sequence(192, std)
+    key = query + 0.3 * std * torch.randn_like(query)
+    rows = torch.arange(0, 384, 12)[None]
+    if near_duplicates:
+        key[:, :, 1::2] = key[:, :, ::2] + 1e-3 * std * torch.randn_like(key[:, :, ::2])
+        rows[:, 1::2] = rows[:, ::2] + 1
+    rounded = [x.to(dtype) for x in (query, key, torch.randn_like(query))]
+    grad = torch.randn_like(query).to(dtype)
+
+    def run(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = tuple(x.to(dtype).requires_grad_() for x in rounded)
+        with skyformer.use_backend(backend):
+            out = skyformer.skyformer_attention(*inputs, landmarks=rows, gamma=gamma)
+        return [out, *backward(out, inputs, grad.to(dtype))]
+
+    return [relative_error(a, e) for a, e in zip(run("triton", dtype), run("torch", torch.float64), strict=True)]
+
+
+EXTREMES = [(0.05, 0.01, True), (0.5, 0.01, False), (1.0, 0.1, True), (4.0, 0.01, True)]
+GRID = list(itertools.product([0.05, 0.2, 0.5, 1.0, 2.0, 4.0], [0.01, 0.1], [False, True]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("std", "gamma", "near_duplicates"),
+    [*EXTREMES, *(pytest.param(*case, marks=pytest.mark.slow) for case in GRID if case not in EXTREMES)],
+)
+def test_half_precision_of_skyformer(dtype: torch.dtype, std: float, gamma: float, near_duplicates: bool) -> None:
+    out, *grads = half_precision_errors(dtype, std, gamma, near_duplicates)
+    assert out <= 4e-3
+    assert max(grads) <= 1e-2

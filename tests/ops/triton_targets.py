@@ -33,8 +33,8 @@ class Case:
     dtype: str
     causal: int = 0
     precision: str = "ieee"
-    num_rows: int = 4096
-    config: tuple[int, int, int, int] | None = None
+    precise: bool = False
+    """Whether r is float32 while the inputs are in half precision."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,29 @@ def compile_case(case: Case) -> Report:
     from triton.compiler import ASTSource
 
     from skyformer.ops.triton_kernels import gaussian_rows
-    from skyformer.ops.triton_products import Config, choose_config, launch_options, padded
+    from skyformer.ops.triton_products import choose_config, launch_options, padded
 
     dtype, pointer = getattr(torch, case.dtype), POINTER[case.dtype]
     is_amd = case.target.startswith("gfx")
-    chosen = choose_config(case.outputs, case.head_dim, case.head_dim, case.num_rows, dtype, is_amd)
-    options = launch_options(Config(*case.config) if case.config else chosen)
+    config = choose_config(case.outputs, case.head_dim, case.head_dim, 4096, dtype, case.precise, is_amd)
+    options = launch_options(config)
     constants: dict[str, Any] = {
         "CENTRE": None, "HALF_X": None, "PEAK_A": None, "PEAK_B": None,
         "P": case.head_dim, "PV": case.head_dim, "BLOCK_P": padded(case.head_dim), "BLOCK_PV": padded(case.head_dim),
         "BLOCK_M": options["BLOCK_M"], "BLOCK_N": options["BLOCK_N"],
         "WANT_R": "r" in case.outputs, "WANT_T": "t" in case.outputs,
         "CAUSAL": case.causal, "PRECISION": case.precision, "AS_BFLOAT16": False,
+        "PRECISE_R": case.precise,
     }  # fmt: skip
     pointers = {"X": pointer, "Y": pointer, "B": pointer, "HALF_Y": "*fp32"}
     if case.dtype == "float32":
         del constants["CENTRE"]
         pointers["CENTRE"] = "*fp32"
-    for name, wanted, kind in (("A", "t", pointer), ("R", "r", pointer), ("T", "t", pointer)):
+    for name, wanted, kind in (
+        ("A", "t", pointer),
+        ("R", "r", "*fp32" if case.precise else pointer),
+        ("T", "t", pointer),
+    ):
         if wanted in case.outputs:
             pointers[name] = kind
         else:
@@ -147,8 +152,4 @@ def _environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    reports = []
-    for each in json.load(sys.stdin):
-        each["config"] = tuple(each["config"]) if each["config"] else None
-        reports.append(asdict(compile_case(Case(**each))))
-    json.dump(reports, sys.stdout)
+    json.dump([asdict(compile_case(Case(**each))) for each in json.load(sys.stdin)], sys.stdout)

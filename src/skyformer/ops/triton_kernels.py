@@ -46,11 +46,13 @@ def gaussian_rows(
     P: tl.constexpr, PV: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_PV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WANT_R: tl.constexpr, WANT_T: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISE_R: tl.constexpr,
     PRECISION: tl.constexpr, AS_BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """One block of rows against the columns of one split. CAUSAL: 1 keeps columns j <= i, -1 keeps j >= i.
 
+    PRECISE_R adds what rounding C left out, in a second product. Results that go into the landmarks' solve need it,
+    because the solve multiplies their errors by up to 1 / gamma.
     AS_BFLOAT16 rounds float32 as bfloat16 would be, for the interpreter, whose own bfloat16 products are wrong.
     """
     program = tl.program_id(0)
@@ -131,7 +133,11 @@ def gaussian_rows(
             sums += tl.sum(g.to(tl.float32), 1)
             t = tl.dot(g, y, t, input_precision=PRECISION)
         if WANT_R:
-            r = tl.dot(_narrow(c, bs.dtype, AS_BFLOAT16), bs, r, input_precision=PRECISION)
+            rounded = _narrow(c, bs.dtype, AS_BFLOAT16)
+            r = tl.dot(rounded, bs, r, input_precision=PRECISION)
+            if PRECISE_R:
+                rest = _narrow(c - rounded.to(tl.float32), bs.dtype, AS_BFLOAT16)
+                r = tl.dot(rest, bs, r, input_precision=PRECISION)
 
     peak = 1.0
     if PEAK_B is not None:

@@ -58,6 +58,12 @@ HALF_CONFIGS = {
     ("rt", 256): Config(32, 32, 8, 1),
 }
 
+PRECISE_CONFIGS = {
+    ("r", 256): Config(32, 32, 8, 1),
+    ("rt", 128): Config(32, 32, 4, 2),
+}
+"""Where the second product of a float32 result in half precision needs smaller blocks."""
+
 FLOAT32_CONFIGS = {
     ("r", 16): Config(64, 32, 4, 2),
     ("r", 32): Config(32, 32, 4, 2),
@@ -75,11 +81,17 @@ FLOAT32_CONFIGS = {
 
 
 def choose_config(
-    outputs: str, head_dim: int, value_dim: int, num_rows: int, dtype: torch.dtype, is_amd: bool = False
+    outputs: str,
+    head_dim: int,
+    value_dim: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    precise_r: bool = False,
+    is_amd: bool = False,
 ) -> Config:
     """The settings for a pass that computes `outputs`, with fewer rows per block where there are fewer rows. Warps of
     AMD GPUs have twice as many threads, so four are enough."""
-    table = FLOAT32_CONFIGS if dtype == torch.float32 else HALF_CONFIGS
+    table = FLOAT32_CONFIGS if dtype == torch.float32 else {**HALF_CONFIGS, **(PRECISE_CONFIGS if precise_r else {})}
     config = table[outputs, padded(max(head_dim, value_dim))]
     warps = 4 if is_amd else config.warps
     return Config(min(config.rows, padded(num_rows)), config.columns, warps, config.stages)
@@ -277,7 +289,7 @@ class _Sides:
                 if each is not None:
                     each.zero_()
             return
-        launch = _Launch.of(self, b, "r" * (r is not None) + "t" * (t is not None))
+        launch = _Launch.of(self, b, r, t)
         sums = [None if each is None else launch.memory(each) for each in (r, t)]
         launch.run(self, b, a, causal, *sums)
         for each, of_splits in zip((r, t), sums, strict=True):
@@ -300,20 +312,23 @@ class _Launch:
     config: Config
     splits: int
     columns_per_split: int
+    precise_r: bool
     as_bfloat16: bool
 
     @staticmethod
-    def of(sides: _Sides, b: _Matrix, outputs: str) -> _Launch:
+    def of(sides: _Sides, b: _Matrix, r: Tensor | None, t: Tensor | None) -> _Launch:
         batch, heads, num_rows, head_dim = sides.x.shape
         num_columns = sides.y.shape[2]
+        outputs = "r" * (r is not None) + "t" * (t is not None)
         is_amd = torch.version.hip is not None
-        config = choose_config(outputs, head_dim, b.values.shape[-1], num_rows, sides.x.dtype, is_amd)
+        precise_r = r is not None and r.dtype != sides.x.dtype
+        config = choose_config(outputs, head_dim, b.values.shape[-1], num_rows, sides.x.dtype, precise_r, is_amd)
         programs = batch * heads * -(-num_rows // config.rows)
         splits = min(-(-_ENOUGH_PROGRAMS // programs), -(-num_columns // (2 * _LARGEST_BLOCK)))
         # A multiple of all block sizes, so that a split begins where a block begins.
         columns = -(-num_columns // (splits * _LARGEST_BLOCK)) * _LARGEST_BLOCK
         as_bfloat16 = sides.x.dtype == torch.bfloat16 and interpreting()
-        return _Launch(config, -(-num_columns // columns), columns, as_bfloat16)
+        return _Launch(config, -(-num_columns // columns), columns, precise_r, as_bfloat16)
 
     def memory(self, out: Tensor) -> Tensor:
         """Where the kernel writes: `out` itself, or the float32 sums of all splits (splits, B, H, n, width)."""
@@ -349,7 +364,7 @@ class _Launch:
             *((0, 0, 0, 0) if r is None else r.stride()[:4]), *((0, 0, 0, 0) if t is None else t.stride()[:4]),
             sides.scale,
             P=head_dim, PV=value_dim, BLOCK_P=padded(head_dim), BLOCK_PV=padded(value_dim),
-            WANT_R=r is not None, WANT_T=t is not None, CAUSAL=causal,
+            WANT_R=r is not None, WANT_T=t is not None, CAUSAL=causal, PRECISE_R=self.precise_r,
             PRECISION=precision, AS_BFLOAT16=self.as_bfloat16,
             **chosen,
         )  # fmt: skip

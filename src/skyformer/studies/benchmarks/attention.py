@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from skyformer.errors import InputError
 from skyformer.functional import kernelized_attention, softmax_attention
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
 from skyformer.report.figures import Figure, Panel, Series
@@ -58,6 +59,7 @@ class Options:
     data: str = option("walk", help="Inputs: 'walk' (smooth sequences) or 'normal' (noise).")
     repeats: int = option(7, small=2, least=1, help="Repetitions of each timing.")
     seed: int = option(0, help="Seed for inputs and landmarks.")
+    device: str = option("cpu", help="'cpu', or a GPU such as 'cuda'.")
     peers: bool = option(False, help="Also measure other packages, those of the extra 'peers' that are installed.")
 
 
@@ -150,9 +152,23 @@ class AttentionBenchmark(ContenderStudy[Options]):
 
     def cells(self) -> Sequence[Cell]:
         chosen = self.options
-        rest = (chosen.batch, chosen.heads, chosen.head_dim, chosen.landmarks, chosen.dtype, chosen.data, chosen.seed)
+        _check_device(chosen.device)
+        shape = Shape(
+            1,
+            chosen.batch,
+            chosen.heads,
+            chosen.head_dim,
+            chosen.landmarks,
+            chosen.dtype,
+            chosen.data,
+            chosen.seed,
+            chosen.device,
+        )
         names = choose_contenders(chosen.attention, chosen.peers)
-        return [Cell(length, *rest, names, chosen.repeats) for length in sorted(chosen.lengths)]
+        return [
+            Cell(**{**asdict(shape), "length": length}, contenders=names, repeats=chosen.repeats)
+            for length in sorted(chosen.lengths)
+        ]
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
@@ -188,10 +204,22 @@ def measure_here(name: str, cell: dict[str, Any], threads: int) -> Fresh:
     work = Workload(contender, full)
     gc.collect()
     release_free_memory()
-    before = reset_peak()
+    before = _reset_peak_of(full.device)
     _, seconds = work.step()
-    added = max(0, peak_bytes() - before)
+    added = max(0, _peak_bytes_of(full.device) - before)
     return Fresh(seconds, added, sum(x.numel() * x.element_size() for x in work.inputs))
+
+
+def _reset_peak_of(device: str) -> int:
+    """Reset the peak memory of the device, for "cpu" that of this process; returns the bytes in use now."""
+    if device == "cpu":
+        return reset_peak()
+    torch.accelerator.reset_peak_memory_stats(device)
+    return torch.accelerator.memory_allocated(device)
+
+
+def _peak_bytes_of(device: str) -> int:
+    return peak_bytes() if device == "cpu" else torch.accelerator.max_memory_allocated(device)
 
 
 @torch.no_grad()
@@ -273,6 +301,21 @@ def _panel(results: Results, title: str, label: str, value: Callable[[Row], floa
     return Panel(title, "tokens", label, series, x_log=True, y_log=True)
 
 
+def _check_device(device: str) -> None:
+    """Refuse a device that torch does not have here."""
+    if device != "cpu" and not (torch.accelerator.is_available() and _is_accelerator(device)):
+        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        raise InputError(f"device must be 'cpu'{f' or {str(present)!r}' if present else ''} here; got {device!r}")
+
+
+def _is_accelerator(device: str) -> bool:
+    present = torch.accelerator.current_accelerator()
+    return present is not None and device.split(":")[0] == present.type
+
+
 def _describe(results: Results) -> str:
     cell = next(iter(results))
-    return f"{cell.heads} heads of {cell.head_dim}, {cell.landmarks} features, {cell.dtype}, inputs {cell.data!r}"
+    place = "" if cell.device == "cpu" else f" on {cell.device}"
+    return (
+        f"{cell.heads} heads of {cell.head_dim}, {cell.landmarks} features, {cell.dtype}{place}, inputs {cell.data!r}"
+    )

@@ -35,6 +35,7 @@ class Shape:
     dtype: str = "float32"
     data: str = "walk"
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -48,12 +49,13 @@ class Shape:
         """q, k, v (B, H, n, P)."""
         size = (self.batch, self.heads, self.length, self.head_dim)
         tokens = make_tokens(self.data, size, torch.Generator().manual_seed(self.seed))
-        return [each.to(DTYPES[self.dtype]) for each in tokens]
+        return [each.to(self.device, DTYPES[self.dtype]) for each in tokens]
 
     def draw_layer_input(self) -> list[Tensor]:
         """x (B, n, H P)."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [torch.randn(self.batch, self.length, self.width, generator=generator).to(DTYPES[self.dtype])]
+        drawn = torch.randn(self.batch, self.length, self.width, generator=generator)
+        return [drawn.to(self.device, DTYPES[self.dtype])]
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Contender:
     def build(self, shape: Shape) -> Callable[..., Tensor]:
         torch.manual_seed(shape.seed)
         made = self.make(shape)
-        return made.to(DTYPES[shape.dtype]) if isinstance(made, nn.Module) else made
+        return made.to(shape.device, DTYPES[shape.dtype]) if isinstance(made, nn.Module) else made
 
 
 class Workload:
@@ -84,7 +86,7 @@ class Workload:
         self.run = contender.build(shape)
         drawn = shape.draw_layer_input() if contender.layer else shape.draw()
         self.inputs = [x.requires_grad_() for x in drawn]
-        self.grad = torch.randn(drawn[-1].shape, generator=torch.Generator().manual_seed(1)).to(drawn[-1].dtype)
+        self.grad = torch.randn(drawn[-1].shape, generator=torch.Generator().manual_seed(1)).to(drawn[-1])
 
     def forward(self) -> Tensor:
         return self.run(*self.inputs)
@@ -94,11 +96,19 @@ class Workload:
         parameters = self.run.parameters() if isinstance(self.run, nn.Module) else ()
         for x in (*self.inputs, *parameters):
             x.grad = None
+        self._wait()
         start = time.perf_counter()
         out = self.forward()
+        self._wait()
         middle = time.perf_counter()
         out.backward(self.grad)
+        self._wait()
         return middle - start, time.perf_counter() - start
+
+    def _wait(self) -> None:
+        """Wait until the device has done all work, which on a GPU continues after a call returns."""
+        if self.grad.device.type != "cpu":
+            torch.accelerator.synchronize(self.grad.device)
 
 
 class _FirstOutput(nn.Module):

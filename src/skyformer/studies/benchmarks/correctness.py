@@ -87,7 +87,8 @@ def _dense_skyformer(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
     both = torch.cat([q, k], 2)
     landmarks = both.gather(2, rows[..., None].expand(-1, q.shape[1], -1, q.shape[-1]))
     kappa, scale = GaussianKernel(), q.shape[-1] ** -0.5
-    middle = kappa.matrix(landmarks, landmarks, scale) + GAMMA * torch.eye(shape.landmarks, dtype=q.dtype)
+    identity = torch.eye(shape.landmarks, dtype=q.dtype, device=q.device)
+    middle = kappa.matrix(landmarks, landmarks, scale) + GAMMA * identity
     thin = torch.linalg.solve(middle, kappa.matrix(landmarks, k, scale) @ v)
     return kappa.matrix(q, landmarks, scale) @ thin
 
