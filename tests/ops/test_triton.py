@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import skyformer
@@ -177,6 +178,37 @@ def test_tf32_is_used_only_on_request() -> None:
         torch.set_float32_matmul_precision("highest")
     assert exact < 1e-6
     assert 1e-5 < rounded < 1e-2
+
+
+def skyformer_by_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    rows = torch.arange(0, 60, 5)[None]
+    with skyformer.use_backend("triton"):
+        return skyformer.skyformer_attention(q, k, v, landmarks=rows, gamma=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_checkpointed_and_exported() -> None:
+    inputs = draw((1, 2, 30, 30, 16, 16), torch.bfloat16)
+    expected = skyformer_by_triton(*inputs)
+    gradients = backward(expected, inputs)
+
+    class Module(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return skyformer.skyformer_attention(q, k, v, landmarks=torch.arange(0, 60, 5)[None], gamma=0.1)
+
+    torch._dynamo.reset()
+    with skyformer.use_backend("triton"):
+        compiled = torch.compile(Module(), backend="aot_eager", fullgraph=True)(*inputs)
+        compiled_gradients = backward(compiled, inputs)
+        exported = torch.export.export(Module(), tuple(x.detach() for x in inputs))
+    checkpointed = torch.utils.checkpoint.checkpoint(skyformer_by_triton, *inputs, use_reentrant=False)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(checkpointed, expected)
+    assert any("gaussian_product" in str(node.target) for node in exported.graph.nodes)
+    torch.testing.assert_close(exported.module()(*(x.detach() for x in inputs)), expected)
+    for found in (compiled_gradients, backward(checkpointed, inputs)):
+        for a, e in zip(found, gradients, strict=True):
+            torch.testing.assert_close(a, e)
 
 
 @pytest.mark.parametrize("case", ["full", "padded"])

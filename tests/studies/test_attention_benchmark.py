@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import list_attentions
-from skyformer.errors import SkyformerError, UnknownNameError
+from skyformer.errors import InputError, SkyformerError, UnknownNameError
 from skyformer.studies import run_study
 from skyformer.studies.benchmarks import attention, targets
 from skyformer.studies.benchmarks.attention import (
@@ -52,6 +52,11 @@ def with_reversed_values(shape: Shape) -> Callable[..., Tensor]:
 def test_correct_contenders_pass_the_check(name: str, dtype: str) -> None:
     contender = SDPA if name == "sdpa" else attention_contender(name)
     check_contender(contender, replace(SMALL, dtype=dtype))
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    with refused(InputError, "device", "'cpu'", "'cuda:99'"):
+        AttentionBenchmark(replace(OPTIONS, device="cuda:99")).cells()
 
 
 def test_wrong_numbers_stop_the_benchmark_before_any_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,14 +303,12 @@ def _panel(results: Results, title: str, label: str, value: Callable[[Row], floa
 
 def _check_device(device: str) -> None:
     """Refuse a device that torch does not have here."""
-    if device != "cpu" and not (torch.accelerator.is_available() and _is_accelerator(device)):
-        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        raise InputError(f"device must be 'cpu'{f' or {str(present)!r}' if present else ''} here; got {device!r}")
-
-
-def _is_accelerator(device: str) -> bool:
-    present = torch.accelerator.current_accelerator()
-    return present is not None and device.split(":")[0] == present.type
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    names = ["cpu"]
+    if present is not None:
+        names += [present.type, *(f"{present.type}:{i}" for i in range(torch.accelerator.device_count()))]
+    if device not in names:
+        raise InputError(f"device must be one of {', '.join(map(repr, names))} on this machine; got {device!r}")
 
 
 def _describe(results: Results) -> str:
