@@ -25,7 +25,7 @@ from transformers import (
 
 import skyformer.hf
 from skyformer.hf import SkyformerConfig
-from skyformer.hf.options import SkyformerOptions
+from skyformer.hf.options import SkyformerOptions, TiltedOptions
 from tests.hf.families import BERT, GROUPED, MODERN, PICTURE, TEXT
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,7 +58,7 @@ def test_recipes_run(recipe: str, tmp_path: Path) -> None:
 
 def test_every_option_of_register_is_listed() -> None:
     (table,) = re.findall(r"## Options of `register`\n\n(.*?)\n\n", PAGE, re.DOTALL)
-    for option in fields(SkyformerOptions):
+    for option in (*fields(SkyformerOptions), *fields(TiltedOptions)):
         assert not option.init or f"`{option.name}`" in table
 
 

@@ -1,5 +1,5 @@
-"""Every listed family: with enough landmarks the approximation equals the model's own attention, padding has no effect,
-gradients reach the same parameters, and the implementation can be switched."""
+"""Every listed family: with enough landmarks or scores the approximations are the model's own attention, padding has
+no effect, gradients reach the same parameters, and the implementation can be switched."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ def test_with_enough_landmarks_it_is_the_models_own_attention(family: Family) ->
     every_token = run(model, "all-of-softmax", inputs)
     torch.testing.assert_close(valid(every_token, inputs), valid(own, inputs), rtol=1e-4, atol=1e-4)
     assert (valid(run(model, "few", inputs), inputs) - valid(own, inputs)).abs().max() > 1e-2
+    every_key = run(model, "tilted", inputs)
+    torch.testing.assert_close(valid(every_key, inputs), valid(own, inputs), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(run(model, "few-tilted", inputs), every_key)
     assert torch.equal(run(model, "eager", inputs), own)
     inputs.pop("attention_mask", None)
     every_query = run(model, "every-query", inputs)
@@ -74,7 +77,7 @@ def test_the_weights_are_returned_on_request(family: Family) -> None:
 def test_padding_changes_nothing(family: Family) -> None:
     model, inputs = model_of(family), family.inputs()
     alone = {"input_ids": inputs["input_ids"][1:, :SHORT], "attention_mask": inputs["attention_mask"][1:, :SHORT]}
-    for implementation in ("few", "few-of-softmax", "kernelized"):
+    for implementation in ("few", "few-of-softmax", "few-tilted", "kernelized"):
         padded = run(model, implementation, inputs)[1, :SHORT]
         torch.testing.assert_close(padded, run(model, implementation, alone)[0], rtol=0, atol=1e-5)
 
@@ -83,7 +86,8 @@ def test_padding_changes_nothing(family: Family) -> None:
 def test_gradients_reach_the_same_parameters_as_with_the_models_own_attention(family: Family) -> None:
     model, inputs = model_of(family), family.inputs()
     expected = with_gradient(model, "eager", inputs)
-    assert with_gradient(model, "few", inputs) == with_gradient(model, "few-of-softmax", inputs) == expected
+    for implementation in ("few", "few-of-softmax", "few-tilted"):
+        assert with_gradient(model, implementation, inputs) == expected
     if family.model in ("BertModel", "RobertaModel", "DistilBertModel", "ModernBertModel", "ViTModel"):
         assert expected == {name for name, _ in model.named_parameters()} - {"embeddings.mask_token"}
 
@@ -96,13 +100,16 @@ def test_causal_models_work_with_the_exact_attention_only(family: Family) -> Non
     assert run(model, "kernelized", inputs).isfinite().all()
     with refused(UnsupportedError, "'skyformer'", "causal", "attn_implementation='kernelized'"):
         run(model, "skyformer", inputs)
+    with refused(UnsupportedError, "'tilted'", "causal", "attn_implementation='sdpa'"):
+        run(model, "tilted", inputs)
 
 
 @pytest.mark.parametrize("family", BIASED, ids=str)
 def test_models_with_a_position_bias_are_refused(family: Family) -> None:
     assert uses_interface(getattr(transformers, family.model))
-    with refused(UnsupportedError, "position_bias", "'sdpa' or 'eager'"):
-        run(family.build(), "skyformer", family.inputs())
+    for implementation in ("skyformer", "tilted"):
+        with refused(UnsupportedError, "position_bias", "'sdpa' or 'eager'"):
+            run(family.build(), implementation, family.inputs())
 
 
 # Importing DeBERTa scripts a function.

@@ -37,6 +37,7 @@ from transformers import (
 
 import skyformer.hf
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import IgnoredSettingWarning, InputError, MissingExtraError, UnknownNameError, UnsupportedError
 from skyformer.hf.functions import RegisteredAttention
 from skyformer.hf.layers import layer_generator, layer_number
@@ -89,8 +90,8 @@ def attend(name: str, module: nn.Module | None = None, **arguments: Any) -> Tens
     return out.transpose(1, 2)
 
 
-def test_without_arguments_three_names_are_registered() -> None:
-    for name in ("skyformer", "kernelized", "skyformer-softmax"):
+def test_without_arguments_four_names_are_registered() -> None:
+    for name in ("tilted", "skyformer", "kernelized", "skyformer-softmax"):
         assert function(name).name == name
         assert name in AttentionMaskInterface().valid_keys()
 
@@ -103,6 +104,8 @@ MEANS: dict[str, Any] = {"landmarks": "segment_means", "num_landmarks": 16, "gam
     [
         ("skyformer", {}, kernelized_attention),
         ("kernelized", {}, kernelized_attention),
+        ("tilted", {}, softmax_attention),
+        ("tilted-16", {"attention": "tilted", "budget": 16}, partial(tilted_attention, budget=16)),
         ("means", MEANS, partial(skyformer_attention, **MEANS)),
         (
             "laplacian",
@@ -132,7 +135,10 @@ def test_presets_can_be_changed_and_options_without_a_name_are_for_skyformer() -
     [
         ("a", {"num_landmark": 3}, UnknownNameError, ("'num_landmark'", "Did you mean 'num_landmarks'")),
         ("a", {"attention": "kernelized", "num_landmarks": 3}, UnknownNameError, ("'kernelized'", "'num_landmarks'")),
-        ("a", {"attention": "performer"}, UnknownNameError, ("'performer'", "kernelized, skyformer")),
+        ("a", {"attention": "performer"}, UnknownNameError, ("'performer'", "kernelized, skyformer, tilted")),
+        ("a", {"attention": "tilted", "num_landmarks": 3}, UnknownNameError, ("'tilted'", "'num_landmarks'", "budget")),
+        ("a", {"attention": "tilted", "budget": 3}, InputError, ("budget", "at least 8", "3")),
+        ("a", {"attention": "tilted", "num_cells": 16}, InputError, ("either budget or all of", "num_cells=16")),
         ("a", {"scale": 0.1}, InputError, ("scale", "comes from the model")),
         ("a", {"dropout": 0.1}, InputError, ("dropout", "comes from the model")),
         ("a", {"num_landmarks": 0}, InputError, ("num_landmarks", "at least 1", "0")),
@@ -181,7 +187,7 @@ def test_the_models_scale_is_used_and_its_scaling_of_queries_undone() -> None:
     torch.testing.assert_close(unscaled, kernelized_attention(q, k, v, scale=1.0))
 
 
-@pytest.mark.parametrize("name", ["few", "kernelized"])
+@pytest.mark.parametrize("name", ["few", "few-tilted", "kernelized"])
 def test_keys_and_values_can_be_shared_by_groups_of_heads(name: str) -> None:
     key, value = some_heads(heads=2, seed=1), some_heads(heads=2, seed=2)
     grouped = attend(name, Layer(num_key_value_groups=2), key=key, value=value)
@@ -256,7 +262,7 @@ def test_more_landmarks_than_tokens_cost_nothing(kernel: str, exact: str, landma
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["few", "kernelized", "skyformer-softmax"])
+@pytest.mark.parametrize("name", ["few", "few-tilted", "kernelized", "skyformer-softmax"])
 def test_a_fully_masked_text_gives_finite_outputs_and_gradients(name: str) -> None:
     model, inputs = copy.deepcopy(model_of(BERT_FAMILY)).train(), tokens()
     model.set_attn_implementation(name)
@@ -397,7 +403,7 @@ def test_exact_attention_generates(options: dict[str, Any]) -> None:
 
 # torch's tracer warns about its own code.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("implementation", ["few", "kernelized"])
+@pytest.mark.parametrize("implementation", ["few", "few-tilted", "kernelized"])
 @torch.no_grad()
 def test_a_compiled_model_gives_the_same(implementation: str) -> None:
     """With Dynamo alone; the graphs of the attentions are compiled in the tests of the attentions."""

@@ -1,4 +1,4 @@
-"""The attention functions that transformers calls: Skyformer (approximate) and Kernelized Attention (exact).
+"""The attention functions that transformers calls: tilted attention, Skyformer, and exact Kernelized Attention.
 
 transformers calls such a function with the attention module, query (B, H, L, P), key and value (B, H or fewer, S, P),
 a mask, and settings. It expects (B, L, H, P) and the attention weights (B, H, L, S) or None.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
 
+from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import IgnoredSettingWarning, UnsupportedError
 from skyformer.functional import kernelized_attention, skyformer_attention
 from skyformer.hf.layers import layer_generator
 from skyformer.hf.masks import Pattern, attached_pattern, read_mask
-from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions
+from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions, TiltedOptions
 
 _HIDDEN_SCALING = ("Esm", "Evolla")
 """Models that scale their queries although their modules have a `scaling` of 1."""
@@ -126,24 +127,64 @@ _SCORE_TERMS = {
 
 
 class ApproximateAttention(RegisteredAttention):
-    """Skyformer. Every layer draws its own landmarks; causal models and dropout of weights are not supported."""
+    """An approximation: causal models are refused, and dropout of weights has no effect."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(name, options)
+        self._warned_about_dropout = False
+
+    def refuse_causal(self, call: Call, reason: str, instead: str) -> None:
+        if call.pattern.causal:
+            raise UnsupportedError(
+                f"attention {self.name!r} does not support {type(call.module).__name__}, which is causal: {reason}. "
+                f"{instead}"
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def warn_about_dropout(self, call: Call) -> None:
+        if not self._warned_about_dropout:
+            self._warned_about_dropout = True
+            _warn_about_dropout(self.name, call)
+
+
+class TiltedAttention(ApproximateAttention):
+    """Tilted attention, which approximates the model's own softmax attention."""
+
+    def __init__(self, name: str, options: TiltedOptions) -> None:
+        super().__init__(name, options)
+        self._options = {each.name: getattr(options, each.name) for each in fields(options)}
+        self._options.pop("local_layers")
+
+    def attend(self, call: Call) -> Tensor:
+        self.refuse_causal(
+            call,
+            "a block of queries shares its keys, which may come later than a query",
+            "Use attn_implementation='sdpa' for this model",
+        )
+        if call.dropout > 0:
+            self.warn_about_dropout(call)
+        return tilted_attention(
+            call.query, call.key, call.value, key_mask=call.key_mask, scale=call.scale, **self._options
+        )
+
+
+class SkyformerAttention(ApproximateAttention):
+    """Skyformer. Every layer draws its own landmarks."""
 
     def __init__(self, name: str, options: SkyformerOptions) -> None:
         super().__init__(name, options)
-        self.options, self._warned_about_dropout = options, False
+        self.options = options
 
     # Drawing landmarks breaks a compiled graph anyway; disabled here, it breaks only once per layer.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, call: Call) -> Tensor:
-        if call.pattern.causal:
-            raise UnsupportedError(
-                f"attention {self.name!r} does not support {type(call.module).__name__}, which is causal: every output "
-                "depends on landmarks from the whole sequence. The exact attention does: "
-                "skyformer.hf.register('kernelized') and attn_implementation='kernelized'"
-            )
-        if call.dropout > 0 and not self._warned_about_dropout:
-            self._warned_about_dropout = True
-            _warn_about_dropout(self.name, call)
+        self.refuse_causal(
+            call,
+            "every output depends on landmarks from the whole sequence",
+            "The exact attention does: skyformer.hf.register('kernelized') and attn_implementation='kernelized'",
+        )
+        if call.dropout > 0:
+            self.warn_about_dropout(call)
         options = self.options
         return skyformer_attention(
             call.query,

@@ -1,4 +1,4 @@
-"""Registration of Skyformer and Kernelized Attention under names that transformers takes as `attn_implementation`."""
+"""Registration of attentions under names that transformers takes as `attn_implementation`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from skyformer.errors import InputError
-from skyformer.hf.functions import ApproximateAttention, ExactAttention, RegisteredAttention
+from skyformer.hf.functions import ExactAttention, RegisteredAttention, SkyformerAttention, TiltedAttention
 from skyformer.hf.masks import mask_with_sdpa_windows, plain_mask
-from skyformer.hf.options import SkyformerOptions, read_options
+from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions, TiltedOptions, read_options
 
 _PRESETS: Mapping[str, Mapping[str, str]] = {
+    "tilted": {"attention": "tilted"},
     "skyformer": {"attention": "skyformer"},
     "kernelized": {"attention": "kernelized"},
     "skyformer-softmax": {"attention": "skyformer", "kernel": "softmax"},
@@ -31,14 +32,14 @@ _RESERVED = {
 def register(name: str | None = None, **options: Any) -> None:
     """Makes an attention known to transformers, for `attn_implementation=name` and `set_attn_implementation(name)`.
 
-    Without arguments it registers "skyformer", "kernelized" (exact) and "skyformer-softmax" (approximates the softmax
-    attention that a model was trained with).
+    Without arguments it registers "tilted" (approximates the softmax attention that a model was trained with),
+    "skyformer", "kernelized" (exact) and "skyformer-softmax" (a coarser approximation of softmax attention).
 
     Args:
         name: any name that transformers does not treat specially. Registering a name again replaces its options, also
             for models that already use it.
-        options: `attention`, which is "skyformer" (the default, except for the names above) or "kernelized"; for the
-            others see `SkyformerOptions` and `KernelizedOptions`.
+        options: `attention`, which is "skyformer" (the default, except for the names above), "tilted" or
+            "kernelized"; for the others see `SkyformerOptions`, `TiltedOptions` and `KernelizedOptions`.
 
     Example:
         >>> import torch, skyformer.hf
@@ -58,11 +59,17 @@ def register(name: str | None = None, **options: Any) -> None:
     _check_name(name)
     settings = {**_PRESETS.get(name, _PRESETS["skyformer"]), **options}
     chosen = read_options(settings.pop("attention"), settings)
-    if isinstance(chosen, SkyformerOptions):
-        AttentionInterface.register(name, ApproximateAttention(name, chosen))
-    else:
-        AttentionInterface.register(name, ExactAttention(name, chosen))
+    AttentionInterface.register(name, _attention_of(name, chosen))
     AttentionMaskInterface.register(name, mask_with_sdpa_windows if chosen.local_layers == "sdpa" else plain_mask)
+
+
+def _attention_of(name: str, options: Options) -> RegisteredAttention:
+    if isinstance(options, TiltedOptions):
+        return TiltedAttention(name, options)
+    if isinstance(options, SkyformerOptions):
+        return SkyformerAttention(name, options)
+    assert isinstance(options, KernelizedOptions)
+    return ExactAttention(name, options)
 
 
 def uses_interface(model: PreTrainedModel | type[PreTrainedModel]) -> bool:

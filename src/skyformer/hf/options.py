@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any
 
+from skyformer.attention.tilted import TiltedPlan, check_kernel
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import GAMMA
@@ -36,24 +37,54 @@ _SET_BY_THE_MODEL: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelizedOptions:
-    """Options of exact Kernelized Attention.
+class Options:
+    """Options of every registered attention.
 
     Args:
-        kernel, memory_budget: see `kernelized_attention`.
         local_layers: what layers with a sliding window do: "refuse" raises an error, "sdpa" keeps their own windowed
             softmax attention.
     """
 
-    kernel: str | Kernel = "gaussian"
-    memory_budget: int = MEMORY_BUDGET
     local_layers: str = "refuse"
 
     def __post_init__(self) -> None:
-        get_kernel(self.kernel)
-        check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
         if self.local_layers not in ("refuse", "sdpa"):
             raise UnknownNameError("value of local_layers", self.local_layers, ("refuse", "sdpa"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiltedOptions(Options):
+    """Options of tilted attention, all as in `tilted_attention`."""
+
+    budget: int | None = None
+    num_blocks: int | None = None
+    num_exact: int | None = None
+    num_cells: int | None = None
+    slope: bool = True
+    ordered: bool = True
+    kernel: str = "softmax"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kernel(self.kernel)
+        TiltedPlan.choose(self.budget, self.num_blocks, self.num_exact, self.num_cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelizedOptions(Options):
+    """Options of exact Kernelized Attention.
+
+    Args:
+        kernel, memory_budget: see `kernelized_attention`.
+    """
+
+    kernel: str | Kernel = "gaussian"
+    memory_budget: int = MEMORY_BUDGET
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        get_kernel(self.kernel)
+        check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +121,8 @@ class SkyformerOptions(KernelizedOptions):
         return get_sampler(landmarks)
 
 
-Options: TypeAlias = KernelizedOptions | SkyformerOptions
-
-_TYPES: Mapping[str, type[KernelizedOptions] | type[SkyformerOptions]] = {
+_TYPES: Mapping[str, type[Options]] = {
+    "tilted": TiltedOptions,
     "skyformer": SkyformerOptions,
     "kernelized": KernelizedOptions,
 }
