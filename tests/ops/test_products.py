@@ -295,3 +295,25 @@ BAD = [
 def test_bad_input_is_refused(change: dict[str, object], error: type[Exception], words: tuple[str, ...]) -> None:
     with refused(error, *words):
         kernel_product(**{"x": X, "y": X, "v": X, **change})  # type: ignore[arg-type]
+
+
+# torch's tracer warns about its own code.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("memory_budget", [0, 2**25])
+def test_dropout_compiles_to_one_graph(memory_budget: int) -> None:
+    def product(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return kernel_product(x, y, v, scale=0.3, dropout_p=0.4, memory_budget=memory_budget)
+
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    q, k, v = draw(1, 30, 40, 8, 40)
+    # With v = I the output is the kernel matrix after dropout, and its product with any v uses the same entries.
+    identity = torch.eye(40, dtype=q.dtype).expand(1, 2, -1, -1)
+    torch.manual_seed(1)
+    matrix = compiled(q, k, identity).detach()
+    torch.manual_seed(1)
+    out = compiled(q, k, v)
+    torch.testing.assert_close(out, matrix @ v)
+    assert 0.3 < float((matrix == 0).float().mean()) < 0.5
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(backward(out, (v,), grad)[0], matrix.mT @ grad)
+    assert not torch.equal(compiled(q, k, v), out)

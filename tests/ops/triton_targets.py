@@ -25,7 +25,7 @@ POINTER = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 
 @dataclass(frozen=True)
 class Case:
-    """One pass ("r", "t" or "rt") of a product with this head dim and dtype, on this target."""
+    """One pass ("r", "t" or "rt") of a product with this head dim and dtype, or its "norms", on this target."""
 
     target: str
     outputs: str
@@ -50,73 +50,85 @@ class Report:
 
 def compile_case(case: Case) -> Report:
     import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     from skyformer.ops.triton_kernels import gaussian_rows
     from skyformer.ops.triton_products import choose_config, launch_options, padded
 
+    if case.outputs == "norms":
+        return _compile_norms(case)
     dtype, pointer = getattr(torch, case.dtype), POINTER[case.dtype]
     is_amd = case.target.startswith("gfx")
     config = choose_config(case.outputs, case.head_dim, case.head_dim, 4096, dtype, case.precise, is_amd)
     options = launch_options(config)
-    constants: dict[str, Any] = {
-        "CENTRE": None, "HALF_X": None, "PEAK_A": None, "PEAK_B": None,
+    constants = {
         "P": case.head_dim, "PV": case.head_dim, "BLOCK_P": padded(case.head_dim), "BLOCK_PV": padded(case.head_dim),
-        "BLOCK_M": options["BLOCK_M"], "BLOCK_N": options["BLOCK_N"],
         "WANT_R": "r" in case.outputs, "WANT_T": "t" in case.outputs,
-        "CAUSAL": case.causal, "PRECISION": case.precision, "AS_BFLOAT16": False,
-        "PRECISE_R": case.precise,
+        "CAUSAL": case.causal, "PRECISION": case.precision, "AS_BFLOAT16": False, "PRECISE_R": case.precise,
+        "BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": options.pop("BLOCK_N"),
     }  # fmt: skip
-    pointers = {"X": pointer, "Y": pointer, "B": pointer, "HALF_Y": "*fp32"}
-    if case.dtype == "float32":
-        del constants["CENTRE"]
-        pointers["CENTRE"] = "*fp32"
-    for name, wanted, kind in (
-        ("A", "t", pointer),
-        ("R", "r", "*fp32" if case.precise else pointer),
-        ("T", "t", pointer),
-    ):
-        if wanted in case.outputs:
-            pointers[name] = kind
-        else:
-            constants[name] = None
-    if case.outputs == "rt":
-        # The pass over masked keys, which reads its norms.
-        del constants["HALF_X"]
-        pointers["HALF_X"] = "*fp32"
+    pointers = {
+        "X": pointer,
+        "Y": pointer,
+        "A": pointer if "t" in case.outputs else None,
+        "B": pointer,
+        "CENTRE": "*fp32" if case.dtype == "float32" else None,
+        # The pass over masked keys reads its norms.
+        "HALF_X": "*fp32" if case.outputs == "rt" else None,
+        "HALF_Y": "*fp32",
+        "PEAK_A": "*fp32" if case.precise else None,
+        "PEAK_B": "*fp32" if case.precise else None,
+        "R": ("*fp32" if case.precise else pointer) if "r" in case.outputs else None,
+        "T": pointer if "t" in case.outputs else None,
+    }
+    return _report(case, _compile(gaussian_rows, case.target, pointers, constants, options), "gaussian_rows")
+
+
+def _compile_norms(case: Case) -> Report:
+    from skyformer.ops.triton_kernels import half_norms
+    from skyformer.ops.triton_products import padded
+
+    width = padded(case.head_dim)
+    constants = {"P": case.head_dim, "BLOCK_P": width, "BLOCK_M": 4096 // width, "PRECISION": case.precision}
+    centre = "*fp32" if case.dtype == "float32" else None
+    pointers = {"X": POINTER[case.dtype], "MASK": "*u8", "CENTRE": centre, "OUT": "*fp32"}
+    return _report(case, _compile(half_norms, case.target, pointers, constants, {"num_warps": 4}), "half_norms")
+
+
+def _compile(
+    kernel: Any, target: str, pointers: dict[str, str | None], constants: dict[str, Any], options: dict[str, int]
+) -> Any:
+    """Compile as a launch with aligned tensors would. Pointers may be None; the rest are integers and `scale`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = constants | {name: None for name, kind in pointers.items() if kind is None}
     signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "fp32" if name == "scale" else "i32")
-        for name in gaussian_rows.arg_names
+        name: "constexpr" if name in constants else pointers.get(name) or ("fp32" if name == "scale" else "i32")
+        for name in kernel.arg_names
     }
-    divisible = {
+    aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(gaussian_rows.arg_names)
-        if name in pointers or (name.startswith("stride") and name[7] != "_") or name == "columns_per_split"
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name.startswith("stride") or name == "columns_per_split"
     }
-    source = ASTSource(gaussian_rows, signature, constants, divisible)
-    made = triton.compile(
-        source,
-        target=GPUTarget(*TARGETS[case.target]),
-        options={"num_warps": options["num_warps"], "num_stages": options["num_stages"]},
-    )
-    return _report(case, made)
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
-def _report(case: Case, made: Any) -> Report:
+def _report(case: Case, made: Any, kernel: str) -> Report:
     shared = int(made.metadata.shared)
     if case.target.startswith("gfx"):
         text = made.asm["amdgcn"]
         registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])  # type: ignore[index]
         stack = int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)[1])  # type: ignore[index]
         return Report(asdict(case), registers, stack, shared, len(re.findall(r"v_mfma_", text)))
-    usage = _resource_usage(made.asm["cubin"])
+    usage = _resource_usage(made.asm["cubin"], kernel)
     found = len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", made.asm["ptx"]))
     return Report(asdict(case), usage["REG"], usage["STACK"], shared, found)
 
 
-def _resource_usage(cubin: bytes) -> dict[str, int]:
+def _resource_usage(cubin: bytes, kernel: str) -> dict[str, int]:
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -125,7 +137,7 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
         file.flush()
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     text = done.stdout + done.stderr
-    line = text[text.index("gaussian_rows") :]
+    line = text[text.index(kernel) :]
     return {name: int(re.search(rf"{name}:(\d+)", line)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
 
 

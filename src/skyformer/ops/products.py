@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyformer.ops.kernels import Kernel, get_kernel, half_norms
-from skyformer.ops.noise import draw_seed
+from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, uniform_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
 
 BLOCK_ELEMENTS = 2**19
@@ -54,7 +54,9 @@ def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, pl
         if not plan.kernel.radial:
             # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
             y = y.masked_fill(~key_mask[:, None, :, None], 0)
-    seed = draw_seed(plan.generator) if plan.dropout_p > 0 else 0
+    seed: Seed = 0
+    if plan.dropout_p > 0:
+        seed = draw_seed_unseen(plan.generator) if torch.compiler.is_compiling() else draw_seed(plan.generator)
     out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan, seed)
     return out.unflatten(0, x.shape[:2]).to(x.dtype)
 
@@ -134,7 +136,7 @@ class _KernelProduct(torch.autograd.Function):
 
     @staticmethod
     @without_autocast
-    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan, dropout_seed: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan, dropout_seed: Seed) -> Tensor:
         grid = _Grid(x, y, plan, dropout_seed)
         keep = any(ctx.needs_input_grad) and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
         out = x.new_zeros(*x.shape[:2], v.shape[-1])
@@ -181,7 +183,7 @@ class _KernelProduct(torch.autograd.Function):
 class _Grid:
     """The kernel matrix of x (N, L, P) and y (N, S, P), one block at a time."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: Plan, dropout_seed: int, only_shape: bool = False) -> None:
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, dropout_seed: Seed, only_shape: bool = False) -> None:
         """`only_shape` leaves out the norms, which are needed for values only."""
         self.x, self.y, self.plan, self.dropout_seed = x, y, plan, dropout_seed
         if not only_shape:
@@ -267,9 +269,12 @@ def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -
         grad[..., i : i + step, :].addcmul_(x_i, (a_i * b_i).sum(-1, keepdim=True), value=-scale)
 
 
-def _dropout_factor(c: Tensor, p: float, seed: int) -> Tensor:
-    """0 with probability p, else 1 / (1 - p); the same in both passes, because they use the same seed."""
+def _dropout_factor(c: Tensor, p: float, seed: Seed) -> Tensor:
+    """0 with probability p, else 1 / (1 - p); the same in both passes, because they use the same seed. A seed that is a
+    tensor comes from a program that is being compiled, which cannot contain a generator."""
     if c.is_meta:
         return torch.ones_like(c)
+    if isinstance(seed, Tensor):
+        return (uniform_noise(seed, 0, c.numel(), c.device) >= p).view(c.shape).to(c.dtype).div_(1 - p)
     generator = torch.Generator(device=c.device).manual_seed(seed)
     return torch.empty_like(c).bernoulli_(1 - p, generator=generator).div_(1 - p)

@@ -217,5 +217,5 @@ def tuned_gaussian_rows() -> Any:
         for warps in (4, 8)
         for stages in (1, 2, 3)
     ]
-    key = ["P", "PV", "WANT_R", "WANT_T", "CAUSAL", "PRECISION"]
+    key = ["P", "PV", "WANT_R", "WANT_T", "CAUSAL", "PRECISE_R", "PRECISION"]
     return triton.autotune(configs=configs, key=key)(gaussian_rows)
