@@ -140,5 +140,9 @@ class CheckpointWarning(SkyformerWarning):
     """A checkpoint is damaged; the previous one is used instead."""
 
 
+class DataWarning(SkyformerWarning):
+    """The data that a run was trained on is not known."""
+
+
 class IgnoredSettingWarning(SkyformerWarning):
     """The chosen attention does not support a setting of the model, which is ignored."""

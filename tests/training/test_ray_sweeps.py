@@ -17,7 +17,7 @@ from skyformer.environment import installed_version
 from skyformer.errors import InputError, MissingExtraError
 from skyformer.training.ray_sweeps import Resources, check_node, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
-from skyformer.training.sweeps import Ending
+from skyformer.training.sweeps import Ending, check_data
 from tests.helpers import refused
 from tests.training.tiny import rows, tiny_config
 
@@ -61,11 +61,13 @@ def test_resources_of_a_run() -> None:
 def test_a_node_is_checked(data_dir: Path, runs_dir: Path) -> None:
     mark = runs_dir / ".sweep" / "mark"
     mark.parent.mkdir(parents=True)
-    tasks, version = [tiny_config().task], installed_version("skyformer")
+    tasks, version = check_data([tiny_config()], data_dir), installed_version("skyformer")
     assert "must be on storage that all nodes share" in str(check_node(str(mark), tasks, str(data_dir), version))
     mark.touch()
     assert check_node(str(mark), tasks, str(data_dir), version) is None
     assert "install the same version" in str(check_node(str(mark), tasks, str(data_dir), "0.0.0"))
+    other = dict.fromkeys(tasks, "0" * 16)
+    assert "other data of listops-length64-limit64" in str(check_node(str(mark), other, str(data_dir), version))
     assert "skyformer data prepare listops" in str(check_node(str(mark), tasks, str(runs_dir), version))
 
 

@@ -99,7 +99,7 @@ def sweep(
     if engine is Engine.LOCAL:
         _refuse_ray_options({"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory})
     resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, None if memory is None else parse_memory(memory))
-    check_data(configs, data_dir)
+    check_data(configs, data_dir, runs_dir_or_default(runs_dir))
     if dry_run:
         for config in configs:
             typer.echo(f"{config.run_name()}: {_intention(config, runs_dir_or_default(runs_dir))}")

@@ -134,6 +134,11 @@ class Manifest(_Recorded):
     def bytes(self) -> int:
         return sum(record.bytes for record in self.splits.values())
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 sum of each split's file."""
+        return {str(split): self.splits[split].sha256 for split in Split if split in self.splits}
+
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder; None if the folder has none."""

@@ -35,22 +35,26 @@ _NAME = re.compile(r"step-(\d+)\.json")
 
 
 class CheckpointRecord(JsonRecord):
-    """The JSON file of a checkpoint; `best_weights` is the SHA-256 sum of the best model's weights at that step."""
+    """The JSON file of a checkpoint; `best_weights` is the SHA-256 sum of the best model's weights at that step.
+
+    `config` and `data` are the digests of the run's settings and of its data.
+    """
 
     step: int
     size: int
     sha256: str
     config: str
+    data: str | None = None
     best_step: int | None = None
     best_weights: str | None = None
     accuracy: float | None = None
 
 
 class CheckpointStore(CheckpointIO):
-    """A run's folder of checkpoints, which Lightning saves to and loads from; `config` is the config's digest."""
+    """A run's folder of checkpoints, which Lightning saves to and loads from; `config` and `data` are digests."""
 
-    def __init__(self, folder: Path, config: str) -> None:
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: str, data: str | None = None) -> None:
+        self.folder, self.config, self.data = folder, config, data
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.ckpt"
@@ -68,6 +72,7 @@ class CheckpointStore(CheckpointIO):
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             config=journal["config"],
+            data=self.data,
             best_step=journal["best_step"],
             best_weights=journal["best_weights"],
         )
@@ -172,6 +177,8 @@ class CheckpointStore(CheckpointIO):
         file = self.path(record.step)
         if record.config != self.config:
             return f"it belongs to another run: its config has the digest {record.config}, not {self.config}"
+        if None not in (record.data, self.data) and record.data != self.data:
+            return f"it was trained on other data: its data has the digest {record.data}, not {self.data}"
         try:
             size, digest = file.stat().st_size, sha256_of(file)
         except OSError as failed:

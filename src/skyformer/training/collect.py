@@ -14,8 +14,9 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _NAME = re.compile(r"(?P<task>[a-z]+)-(?P<attention>[a-z0-9_]+)-(?P<preset>[a-z0
 _OPTIONS = "model.attention_options."
 _RESULT_FIELDS = (
     *("best_step", "dev_accuracy", "dev_loss", "test_accuracy", "test_loss", "test_examples"),
-    *("seconds", "steps_per_second", "peak_memory_bytes", "parameters", "finished"),
+    *("seconds", "steps_per_second", "peak_memory_bytes", "parameters", "finished", "data_digest"),
 )
 
 
@@ -69,6 +70,7 @@ class RunRow:
     parameters: int | None = None
     started: str | None = None
     finished: str | None = None
+    data_digest: str | None = None
 
 
 def collect_runs(
@@ -253,7 +255,7 @@ def summarise(rows: Iterable[RunRow]) -> list[Summary]:
 def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summary:
     groups: dict[tuple[str, str, tuple[str, ...]], dict[int, RunRow]] = {}
     left_out = []
-    for row in rows:
+    for row in _with_other_data_marked(rows):
         if row.test_accuracy is None or row.task is None or row.attention is None or row.seed is None:
             left_out.append(row)
             continue
@@ -263,6 +265,21 @@ def _summary(preset: str, changes: tuple[str, ...], rows: list[RunRow]) -> Summa
     notes = sorted({(row.task, row.preset_note) for row in rows if row.task is not None and row.preset_note})
     means = tuple(_seed_mean(list(seeds.values())) for _, seeds in sorted(groups.items()))
     return Summary(preset, changes, tuple(notes), means, tuple(left_out))
+
+
+def _with_other_data_marked(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Rows on other data than most rows of their task get its digest as an option, so that they are not averaged."""
+    counts: dict[str | None, Counter[str]] = {}
+    for row in rows:
+        if row.data_digest is not None:
+            counts.setdefault(row.task, Counter())[row.data_digest] += 1
+    usual = {task: {None, found.most_common(1)[0][0]} for task, found in counts.items()}
+    return [
+        row
+        if row.data_digest in usual.get(row.task, {None})
+        else replace(row, options=(*row.options, f"data={row.data_digest}"))
+        for row in rows
+    ]
 
 
 def validation_curve(row: RunRow) -> list[MetricRow]:

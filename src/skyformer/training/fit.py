@@ -38,7 +38,7 @@ from skyformer.training.data import TaskData
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
-from skyformer.training.runs import Run, RunResult, create_run, runs_dir_or_default
+from skyformer.training.runs import DataRecord, Run, RunResult, create_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
 _LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
@@ -94,7 +94,7 @@ def train(
     training = _Training(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
     if is_main_process():
-        create_run(config, runs_dir)
+        create_run(config, runs_dir, task.manifest)
     return _run_to_end(training)
 
 
@@ -113,6 +113,7 @@ def resume(
             f"skyformer evaluate {run.folder}"
         )
     task = run.config.task.load(data_dir)
+    run.check_data(task.manifest)
     _check_hardware(run.config)
     return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
 
@@ -152,6 +153,7 @@ def evaluate(
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
     task = config.task.load(data_dir)
+    run.check_data(task.manifest)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
     with _quiet_lightning():
@@ -226,6 +228,8 @@ def _run_to_end(training: _Training) -> RunResult:
     ):
         try:
             if main:
+                run.check_data(training.task.manifest)
+                run.record_data(training.task.manifest)
                 run.update_state(state="running", pid=os.getpid(), host=platform.node(), reason=None)
             return _fit_and_test(training, signals, RunProgress(progress))
         except BaseException as error:
@@ -289,7 +293,7 @@ def _threads_restored() -> Iterator[None]:
 
 def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgress) -> RunResult:
     run, config = training.run, training.config
-    store = CheckpointStore(run.checkpoints, config.digest())
+    store = CheckpointStore(run.checkpoints, config.digest(), DataRecord.of(training.task.manifest).digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
     data = TaskData(training.task, config.loop, config.seed)
     recorder = RunRecorder(run, config, data, store, progress, signals)
@@ -366,6 +370,7 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
         config_digest=config.digest(),
         environment_digest=training.run.environment.digest(),
         finished=now(),
+        data_digest=DataRecord.of(training.task.manifest).digest(),
     )
 
 

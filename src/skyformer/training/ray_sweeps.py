@@ -26,7 +26,7 @@ from skyformer.errors import DataError, InputError, InterruptedRunError, Missing
 from skyformer.lra.folders import data_dir_or_default
 from skyformer.report.progress import Progress
 from skyformer.training.config import RunConfig, TaskConfig
-from skyformer.training.runs import runs_dir_or_default
+from skyformer.training.runs import DataRecord, runs_dir_or_default
 from skyformer.training.sweeps import (
     DEFAULT_RETRIES,
     PROGRESS_SECONDS,
@@ -96,10 +96,10 @@ def ray_sweep(
         jobs: the largest number of runs at the same time; None starts as many as fit.
     """
     loop = Sweep(runs_dir_or_default(runs_dir).resolve(), jobs, retries, progress)
-    check_data(configs, data_dir)
+    digests = check_data(configs, data_dir, loop.runs_dir)
     data = data_dir_or_default(data_dir).resolve()
     with _cluster(address) as ray:
-        _check_nodes(ray, configs, loop.runs_dir, data, resources)
+        _check_nodes(ray, digests, loop.runs_dir, data, resources)
         return loop.run(configs, RayExecutor(ray, loop.runs_dir, data, resources))
 
 
@@ -148,8 +148,10 @@ def _lines(error: BaseException) -> list[str]:
     return str(error).strip().splitlines() or [type(error).__name__]
 
 
-def _check_nodes(ray: Any, configs: Sequence[RunConfig], runs_dir: Path, data_dir: Path, resources: Resources) -> None:
-    """Check that every node with enough resources can import this package, and sees the runs and the data."""
+def _check_nodes(
+    ray: Any, digests: dict[TaskConfig, str], runs_dir: Path, data_dir: Path, resources: Resources
+) -> None:
+    """Check that every node with enough resources can import this package, and sees the runs and the same data."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     able = [node for node in nodes if resources.fit(node["Resources"])]
     if not able:
@@ -159,8 +161,7 @@ def _check_nodes(ray: Any, configs: Sequence[RunConfig], runs_dir: Path, data_di
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.write_text("written to check that all nodes see this folder")
     try:
-        tasks = list(dict.fromkeys(config.task for config in configs))
-        problems = list(_node_problems(ray, able, str(mark), tasks, str(data_dir)))
+        problems = list(_node_problems(ray, able, str(mark), digests, str(data_dir)))
     finally:
         mark.unlink(missing_ok=True)
     if problems:
@@ -175,7 +176,7 @@ def _offer(node: dict[str, Any]) -> str:
 
 
 def _node_problems(
-    ray: Any, nodes: Iterable[dict[str, Any]], mark: str, tasks: list[TaskConfig], data_dir: str
+    ray: Any, nodes: Iterable[dict[str, Any]], mark: str, digests: dict[TaskConfig, str], data_dir: str
 ) -> Iterator[str]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -183,7 +184,9 @@ def _node_problems(
     checks = []
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        answer = check.options(scheduling_strategy=place).remote(mark, tasks, data_dir, installed_version("skyformer"))
+        answer = check.options(scheduling_strategy=place).remote(
+            mark, digests, data_dir, installed_version("skyformer")
+        )
         checks.append((node["NodeManagerHostname"], answer))
     for name, answer in checks:
         try:
@@ -194,8 +197,8 @@ def _node_problems(
             yield f"node {name}: {problem}"
 
 
-def check_node(mark: str, tasks: list[TaskConfig], data_dir: str, version: str | None) -> str | None:
-    """Called on a node: why it cannot train, or None if it can."""
+def check_node(mark: str, digests: dict[TaskConfig, str], data_dir: str, version: str | None) -> str | None:
+    """Called on a node: why it cannot train, or None if it can. `digests` are those of the data of each task."""
     if installed_version("skyformer") != version:
         return f"has skyformer {installed_version('skyformer')}, not {version}; install the same version on all nodes"
     folder = Path(mark).parent.parent
@@ -203,7 +206,13 @@ def check_node(mark: str, tasks: list[TaskConfig], data_dir: str, version: str |
         return f"does not see {folder}; --runs-dir must be on storage that all nodes share"
     if not os.access(folder, os.W_OK):
         return f"may not write to {folder}"
-    return "; ".join(data_problems(tasks, data_dir)) or None
+    problems, found = data_problems(digests, data_dir)
+    for task, manifest in found.items():
+        digest = DataRecord.of(manifest).digest()
+        if digest != digests[task]:
+            name = manifest.variant.name
+            problems.append(f"has other data of {name} in {data_dir}: data digest {digest}, not {digests[task]}")
+    return "; ".join(problems) or None
 
 
 def train_here(config: RunConfig, runs_dir: str, data_dir: str) -> Outcome:

@@ -2,6 +2,7 @@
 
     config.yaml         the RunConfig
     environment.json    versions, machine, command
+    data.json           the SHA-256 sums of the prepared data
     state.json          state and progress
     metrics.csv         one row per logged step and split
     tensorboard/        the same numbers as TensorBoard events
@@ -9,17 +10,19 @@
     model/              the best model, for `from_pretrained`
     result.json         written last: a run that has it is finished
 
-The folder is created in one step, with config, environment and state. The process that trains a run holds its lock,
-which the system releases when that process ends, for any reason.
+The folder is created in one step, with config, environment, data and state. The process that trains a run holds its
+lock, which the system releases when that process ends, for any reason.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import platform
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,14 +33,15 @@ from typing import Any, Literal, Self
 from filelock import FileLock, Timeout
 
 from skyformer.environment import Environment, describe_environment, now
-from skyformer.errors import DataError, InputError, SkyformerError
+from skyformer.errors import DataError, DataWarning, InputError, SkyformerError
 from skyformer.files import dump_json, read_document, read_json, write_atomic
+from skyformer.lra.folders import Manifest
 from skyformer.settings import JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
 
 RUNS_VARIABLE = "SKYFORMER_RUNS"
-CONFIG_FILE, ENVIRONMENT_FILE, STATE_FILE = "config.yaml", "environment.json", "state.json"
+CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE, STATE_FILE = "config.yaml", "environment.json", "data.json", "state.json"
 METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
 # A process that only checks whether the lock is free holds it for a moment.
 _LOCK_TIMEOUT_SECONDS = 2.0
@@ -84,6 +88,23 @@ class RunState(JsonRecord):
         return type(self)(**{**self.model_dump(), "updated": now(), **changes})
 
 
+class DataRecord(JsonRecord):
+    """The prepared data of a run: the name of its folder, where it came from, and the SHA-256 sum of each split."""
+
+    name: str
+    source: str
+    sha256: dict[str, str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        return cls(name=manifest.variant.name, source=manifest.source, sha256=manifest.hashes)
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that are equal only for equal data."""
+        lines = "".join(f"{split} {sha256}\n" for split, sha256 in sorted(self.sha256.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
 class RunResult(JsonRecord):
     """The result of a finished run; `note` says how its settings differ from the paper's."""
 
@@ -108,6 +129,8 @@ class RunResult(JsonRecord):
     config_digest: str
     environment_digest: str
     finished: str
+    data_digest: str | None = None
+    """Identifies the prepared data; None in results of versions that did not record it."""
 
 
 class Run:
@@ -151,6 +174,41 @@ class Run:
     def environment(self) -> Environment:
         """The environment in which the run was first started."""
         return read_json_record(self.folder / ENVIRONMENT_FILE, Environment)
+
+    @property
+    def data(self) -> DataRecord | None:
+        """The data that the run is trained on; None for a run of a version that did not record it."""
+        file = self.folder / DATA_FILE
+        return read_json_record(file, DataRecord) if file.exists() else None
+
+    def check_data(self, manifest: Manifest) -> None:
+        """An error if the run was trained on other data than the prepared data of `manifest`."""
+        own, found = self.data, DataRecord.of(manifest)
+        if own is None or own.sha256 == found.sha256:
+            return
+        changed = [split for split, sha256 in found.sha256.items() if own.sha256.get(split) != sha256]
+        raise DataError(
+            f"{self.folder} was trained on other data: {found.name} has changed since (split {', '.join(changed)}; "
+            f"prepared from {own.source!r} then, from {found.source!r} now; data digest {own.digest()} then, "
+            f"{found.digest()} now). Prepare the old data again or name its folder with --data-dir, or train a new run "
+            "on the new data with another --runs-dir"
+        )
+
+    def record_data(self, manifest: Manifest) -> None:
+        """JsonRecord the data of a run of a version that did not, so that it is checked from now on."""
+        if self.data is not None:
+            return
+        if self.checkpoints.exists():
+            warnings.warn(
+                f"{self.folder} does not record the data it was trained on so far; it records that of "
+                f"{manifest.variant.name} from now on (data digest {DataRecord.of(manifest).digest()})",
+                DataWarning,
+                stacklevel=2,
+            )
+        self._write_data(manifest)
+
+    def _write_data(self, manifest: Manifest) -> None:
+        write_atomic(self.folder / DATA_FILE, dump_json(DataRecord.of(manifest).model_dump(mode="json")))
 
     @property
     def result(self) -> RunResult | None:
@@ -237,8 +295,8 @@ def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
     return Path(runs_dir or os.environ.get(RUNS_VARIABLE) or "runs").expanduser()
 
 
-def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
-    """Create the folder of a new run; an existing run of this config is an error and is not changed."""
+def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Manifest | None = None) -> Run:
+    """Create the folder of a new run on `data`; an existing run of this config is an error and is not changed."""
     run = check_free(config, runs_dir)
     root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
@@ -248,6 +306,8 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None) -> Run:
         write_atomic(draft / CONFIG_FILE, to_yaml(config))
         environment = describe_environment(config.hardware.threads)
         write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
+        if data is not None:
+            Run(draft)._write_data(data)
         Run(draft).write_state(RunState.starting(config.loop.last_step))
         _move(draft, run)
     finally:

@@ -26,11 +26,12 @@ from skyformer.attention import attention_class
 from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import write_atomic
+from skyformer.lra.folders import Manifest
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import Run, RunResult, RunState, open_run, runs_dir_or_default
+from skyformer.training.runs import DataRecord, Run, RunResult, RunState, open_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
 SWEEP_FOLDER = ".sweep"
@@ -128,22 +129,46 @@ def plan(
     return [config.replace(seed=seed) for seed in seeds for config in first]
 
 
-def check_data(configs: Iterable[RunConfig], data_dir: Path | str | None = None) -> None:
-    """Check that every task is prepared; if not, one error lists the commands for all of them."""
-    problems = data_problems(dict.fromkeys(config.task for config in configs), data_dir)
+def check_data(
+    configs: Sequence[RunConfig], data_dir: Path | str | None = None, runs_dir: Path | None = None
+) -> dict[TaskConfig, str]:
+    """Check that every task is prepared, and that existing runs in `runs_dir` were trained on the same data.
+
+    Returns:
+        The digest of the data of each task. One error lists all problems, with the commands that solve them.
+    """
+    tasks = dict.fromkeys(config.task for config in configs)
+    problems, found = data_problems(tasks, data_dir)
+    if runs_dir is not None and not problems:
+        others = (_other_data(run_of(config, runs_dir), found[config.task]) for config in configs)
+        problems = [problem for problem in others if problem]
     if problems:
         raise DataError("\n".join(problems))
+    return {task: DataRecord.of(manifest).digest() for task, manifest in found.items()}
 
 
-def data_problems(tasks: Iterable[TaskConfig], data_dir: Path | str | None) -> list[str]:
-    """A message for each task that is not prepared, with the command that prepares it."""
-    problems = []
+def data_problems(
+    tasks: Iterable[TaskConfig], data_dir: Path | str | None
+) -> tuple[list[str], dict[TaskConfig, Manifest]]:
+    """A message for each task that is not prepared, with the command that prepares it; and the others' manifests."""
+    problems, found = [], {}
     for task in tasks:
         try:
-            task.load(data_dir)
+            found[task] = task.load(data_dir).manifest
         except DataError as error:
             problems.append(str(error))
-    return problems
+    return problems, found
+
+
+def _other_data(run: Run, manifest: Manifest) -> str | None:
+    """The message about a run of other data; a damaged folder is reported later, when the run would start."""
+    with suppress(DataError):
+        if run.data is not None:
+            try:
+                run.check_data(manifest)
+            except DataError as error:
+                return str(error)
+    return None
 
 
 def run_of(config: RunConfig, runs_dir: Path) -> Run:
@@ -215,7 +240,7 @@ def sweep(
         One outcome per run, in the order in which they ended.
     """
     loop = Sweep(runs_dir_or_default(runs_dir), jobs, retries, progress)
-    check_data(configs, data_dir)
+    check_data(configs, data_dir, loop.runs_dir)
     return loop.run(configs, LocalExecutor(loop.runs_dir, data_dir, jobs))
 
 
