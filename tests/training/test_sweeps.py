@@ -192,6 +192,14 @@ def test_a_run_that_another_process_trains_is_left_alone(fake: FakeTraining) -> 
     assert len(fake.calls) == 1
 
 
+def test_a_run_of_a_dead_host_is_resumed(fake: FakeTraining) -> None:
+    [config] = fake.configs("finish")
+    run = create_run(config, fake.runs_dir)
+    run.write_state(run.stored_state().replace(host="pod-a", pid=os.getpid()))
+    assert endings(fake.sweep([config])) == ["finished"]
+    assert [call[0] for call in fake.calls] == ["--resume"]
+
+
 def test_a_failure_stops_no_other_run(fake: FakeTraining) -> None:
     outcomes = fake.sweep(fake.configs("fail", "finish"))
     assert endings(outcomes) == ["failed", "finished"]

@@ -44,7 +44,7 @@ RUNS_VARIABLE = "SKYFORMER_RUNS"
 CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE, STATE_FILE = "config.yaml", "environment.json", "data.json", "state.json"
 METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
 # A process that only checks whether the lock is free holds it for a moment.
-_LOCK_TIMEOUT_SECONDS = 2.0
+_LOCK_TIMEOUT_SECONDS, _CHECK_TIMEOUT_SECONDS = 2.0, 0.05
 
 StateName = Literal["running", "interrupted", "failed", "finished", "damaged"]
 
@@ -271,23 +271,26 @@ class Run:
         return f": {state.pid} on {state.host}" if state.pid is not None else ""
 
     def _is_alive(self, state: RunState) -> bool:
-        if state.host != platform.node():
-            # Processes of other machines cannot be seen, and not every file system shares locks between machines.
-            return True
-        return state.pid is not None and _process_exists(state.pid) and not self._lock_is_free()
+        """Whether a process holds the lock: host names and process numbers change from container to container."""
+        held = self._lock_is_held()
+        if held is not None:
+            return held
+        return state.host != platform.node() or (state.pid is not None and _process_exists(state.pid))
 
-    def _lock_is_free(self) -> bool:
+    def _lock_is_held(self) -> bool | None:
+        """None if the lock file cannot be opened for writing, which says nothing."""
         file = self.folder / LOCK_FILE
         if not file.exists():
-            return True
+            return False
         lock = FileLock(file)
         try:
-            lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            # A lock file that cannot be opened for writing says nothing: the process decides.
-            return False
+            lock.acquire(timeout=_CHECK_TIMEOUT_SECONDS, poll_interval=_CHECK_TIMEOUT_SECONDS / 5)
+        except Timeout:
+            return True
+        except OSError:
+            return None
         lock.release()
-        return True
+        return False
 
 
 def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:

@@ -31,7 +31,7 @@ from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import DataRecord, Run, RunResult, RunState, open_run, runs_dir_or_default
+from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run, runs_dir_or_default
 from skyformer.training.signals import StopSignals
 
 SWEEP_FOLDER = ".sweep"
@@ -188,10 +188,7 @@ def existing_outcome(config: RunConfig, runs_dir: Path) -> Outcome | None:
         return Outcome(config, Ending.WAS_FINISHED, result)
     state = run.state
     if state.state == "running":
-        reason = (
-            f"process {state.pid} on {state.host} is training it; if that process no longer exists, run "
-            f"skyformer train --resume {run.folder}"
-        )
+        reason = f"process {state.pid} on {state.host} is training it, because it holds {run.folder / LOCK_FILE}"
         return Outcome(config, Ending.ELSEWHERE, reason=reason)
     return None
 
