@@ -106,16 +106,20 @@ def resume(
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train an unfinished run to its end, from its last intact checkpoint. Arguments as in `train`."""
+    _check_unfinished(run)
+    task = run.config.task.load(data_dir)
+    run.check_data(task.manifest)
+    _check_hardware(run.config)
+    return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
+
+
+def _check_unfinished(run: Run) -> None:
     result = run.result
     if result is not None:
         raise InputError(
             f"{run.folder} is finished already, with test accuracy {result.test_accuracy:.4f}; evaluate it with: "
             f"skyformer evaluate {run.folder}"
         )
-    task = run.config.task.load(data_dir)
-    run.check_data(task.manifest)
-    _check_hardware(run.config)
-    return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
 
 
 def train_or_resume(
@@ -130,9 +134,16 @@ def train_or_resume(
     Arguments as in `train`.
     """
     run = Run(runs_dir_or_default(runs_dir) / config.run_name())
-    if not run.folder.exists():
-        return train(config, runs_dir=runs_dir, data_dir=data_dir, progress=progress)
-    return run.result or resume(run, data_dir=data_dir, progress=progress)
+    try:
+        if not run.folder.exists():
+            return train(config, runs_dir=runs_dir, data_dir=data_dir, progress=progress)
+        return run.result or resume(run, data_dir=data_dir, progress=progress)
+    except InputError:
+        # Another process may have finished it in the meantime.
+        result = run.result
+        if result is None:
+            raise
+        return result
 
 
 def evaluate(
@@ -226,6 +237,8 @@ def _run_to_end(training: _Training) -> RunResult:
         StopSignals(training.advice) as signals,
         display(quiet=not training.show_progress) as progress,
     ):
+        # Once more, because another process may have finished the run while this one waited for the lock.
+        _check_unfinished(run)
         try:
             if main:
                 run.check_data(training.task.manifest)
