@@ -51,14 +51,14 @@ class StopIfNotFinite(Callback):
     ) -> None:
         assert isinstance(pl_module, ClassifierModule)
         bad_loss = any(not torch.isfinite(part.loss) for part in pl_module.parts)
-        bad = bad_loss or not self._gradients_are_finite(pl_module)
+        bad = bad_loss or not self._gradients_are_finite(trainer, pl_module)
         if true_in_any_process(trainer, bad):
             raise DivergedError(self._describe(trainer, pl_module))
 
     @staticmethod
-    def _gradients_are_finite(module: ClassifierModule) -> bool:
-        if module.config.hardware.precision == "16-mixed":
-            # The loss scaler of this precision skips such steps.
+    def _gradients_are_finite(trainer: pl.Trainer, module: ClassifierModule) -> bool:
+        if trainer.precision == "16-mixed":
+            # The loss scaler of this precision skips such steps. On a CPU Lightning trains in bf16-mixed instead.
             return True
         gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
@@ -71,9 +71,14 @@ class StopIfNotFinite(Callback):
         ids = [number for _, numbers in (bad or losses) for number in numbers]
         newest = self._store.newest()
         return (
-            f"{what} at step {trainer.global_step + 1}, on training examples {_listed(ids)}; "
-            f"last checkpoint: {newest or 'none yet'}. Try a lower optim.lr or another seed"
+            f"{what} at step {trainer.global_step + 1}, on training examples {_listed(ids)}"
+            f"{reason_for_nan(module)}; last checkpoint: {newest or 'none yet'}. Try a lower optim.lr or another seed"
         )
+
+
+def reason_for_nan(module: ClassifierModule) -> str:
+    """The error of an attention, in brackets, if there was one."""
+    return f" (the attention says: {module.unsolved})" if module.unsolved else ""
 
 
 def _from_all(trainer: pl.Trainer, own: Any) -> list[Any]:
@@ -216,9 +221,7 @@ class RunRecorder(Checkpoint):
         """Log an evaluation on the dev set; if it is the best that may be kept, its weights become the run's model."""
         seconds = self.clock.lap(training=False)
         self._log(trainer, MetricRow(step, "dev", evaluation.loss, evaluation.accuracy, None, seconds))
-        better = self.config.loop.may_keep(step) and (
-            self.best is None or evaluation.accuracy > self.best.evaluation.accuracy
-        )
+        better = evaluation.is_finite and (self.best is None or evaluation.accuracy > self.best.evaluation.accuracy)
         if better:
             self.best = Best(step, evaluation, self.export(step) if trainer.is_global_zero else "")
         if not trainer.is_global_zero:

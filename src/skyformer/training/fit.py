@@ -24,14 +24,21 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from skyformer.environment import now
-from skyformer.errors import InputError, InterruptedRunError, SkyformerError, TrainingError, UnknownNameError
+from skyformer.errors import (
+    DivergedError,
+    InputError,
+    InterruptedRunError,
+    SkyformerError,
+    TrainingError,
+    UnknownNameError,
+)
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
 from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
 from skyformer.report.progress import display
 from skyformer.training.building import build_model
-from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite
+from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite, reason_for_nan
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
@@ -169,7 +176,10 @@ def evaluate(
     loop = config.loop.replace(dev_limit=None, test_limit=None)
     with _quiet_lightning():
         trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
-        return score(trainer, module, TaskData(task, loop, config.seed), Split(split), batch_size)
+        found = score(trainer, module, TaskData(task, loop, config.seed), Split(split), batch_size)
+    if not found.is_finite:
+        raise DivergedError(f"the loss of {run.folder} on the {split} set is not finite{reason_for_nan(module)}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -342,12 +352,14 @@ def _finish(
 ) -> RunResult:
     run = training.run
     recorder.progress.evaluating(Split.DEV)
-    recorder.record_evaluation(trainer, training.config.loop.last_step, score(trainer, module, data, Split.DEV))
+    recorder.record_evaluation(trainer, training.config.loop.steps, score(trainer, module, data, Split.DEV))
+    _check_finite(recorder.best is not None, "dev", module, recorder)
     # The other processes read the model that the main process writes.
     trainer.strategy.barrier("best model")
     module.model.load_state_dict(load_best_model(run).state_dict())
     recorder.progress.evaluating(Split.TEST)
     test = score(trainer, module, data, Split.TEST)
+    _check_finite(test.is_finite, "test", module, recorder)
     recorder.clock.lap(training=False)
     assert recorder.best is not None
     parameters = sum(parameter.numel() for parameter in module.model.parameters())
@@ -357,6 +369,15 @@ def _finish(
         run.write_result(result)
         run.update_state(state="finished", step=result.steps, seconds=result.seconds)
     return result
+
+
+def _check_finite(holds: bool, split: str, module: ClassifierModule, recorder: RunRecorder) -> None:
+    if not holds:
+        newest = recorder.store.newest()
+        raise DivergedError(
+            f"the loss on the {split} set is not finite{reason_for_nan(module)}, so there is no result; last "
+            f"checkpoint: {newest}. Try a lower optim.lr or another seed"
+        )
 
 
 def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evaluation, parameters: int) -> RunResult:

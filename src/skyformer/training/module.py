@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
+from skyformer.errors import SolveError
 from skyformer.lra.batching import Batch
-from skyformer.lra.tasks import Split
+from skyformer.lra.tasks import Split, task_spec
 from skyformer.model.storage import StoredModel
 from skyformer.training.building import build_optimizer, cross_entropy, logits_of, one_cycle, step_seed
 from skyformer.training.config import RunConfig
@@ -26,6 +28,10 @@ class Evaluation:
     loss: float
     accuracy: float
     examples: int
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class ClassifierModule(pl.LightningModule):
         window: scores of training since they were last logged.
         scores: scores of the current evaluation.
         parts: the backward passes of the current step.
+        unsolved: the last error of an attention that could not solve its linear system.
     """
 
     def __init__(self, config: RunConfig, model: StoredModel) -> None:
@@ -94,23 +101,35 @@ class ClassifierModule(pl.LightningModule):
         self.batches_to_score = 0
         self.evaluation = Evaluation(0.0, 0.0, 0)
         self.parts: list[StepPart] = []
+        self.unsolved = ""
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B, C)."""
         return logits_of(self.model, batch)
 
+    def _logits(self, batch: Batch) -> Tensor:
+        """Logits, or NaN if an attention could not solve its linear system: the weights have diverged."""
+        try:
+            logits: Tensor = self(batch)
+        except SolveError as unsolved:
+            self.unsolved = str(unsolved)
+            zero = torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum() * 0
+            spec = task_spec(self.config.task.name)
+            return zero + torch.full((len(batch.ids), spec.num_classes), float("nan"), device=self.device)
+        return logits
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(step_seed(self.config.seed, batch_idx, self.global_rank))
         if batch_idx % self.config.loop.accumulate == 0:
             self.parts.clear()
-        logits = self(batch)
+        logits = self._logits(batch)
         loss = cross_entropy(logits, batch.label)
         self.parts.append(StepPart.of(batch, logits, loss))
         self.window.add(self.parts[-1])
         return loss
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        logits = self(batch)
+        logits = self._logits(batch)
         if batch_idx < self.batches_to_score:
             self.scores.add(StepPart.of(batch, logits, cross_entropy(logits, batch.label)))
 
