@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -15,7 +16,7 @@ from pydantic import ConfigDict
 
 from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError
-from skyformer.files import read_json, sha256_of
+from skyformer.files import dump_json, read_json, sha256_of, write_atomic
 from skyformer.lra.listops import ListOpsOptions
 from skyformer.lra.pathfinder import Level
 from skyformer.lra.tasks import Split, TaskSpec, task_spec
@@ -23,6 +24,8 @@ from skyformer.settings import Settings
 
 ENVIRONMENT_VARIABLE = "SKYFORMER_DATA"
 MANIFEST = "manifest.json"
+VERIFIED = ".verified.json"
+"""Sizes and times of the files when their SHA-256 sums were last checked."""
 FORMAT_VERSION = 1
 _LARGEST_SEED = 2**63 - 1
 _PREPARE_AGAIN = "prepare the task again with --force"
@@ -170,6 +173,29 @@ def find_damage(folder: Path, manifest: Manifest, *, check_hashes: bool) -> list
     return problems
 
 
+def find_changed(folder: Path, manifest: Manifest) -> list[str]:
+    """As `find_damage` with hashes, but quick if no file has changed its size or times since the last check."""
+    marks = {record.file: _mark(folder / record.file, record) for record in manifest.splits.values()}
+    stamp = folder / VERIFIED
+    with suppress(DataError):
+        if stamp.exists() and read_json(stamp) == marks:
+            return []
+    problems = find_damage(folder, manifest, check_hashes=True)
+    if not problems:
+        with suppress(OSError):  # in a folder that is read only, the files are hashed every time
+            write_atomic(stamp, dump_json(marks))
+    return problems
+
+
+def _mark(path: Path, record: SplitRecord) -> list[int | str]:
+    """What changes if a file does: its size and times, and the sum it should have."""
+    try:
+        status = path.stat()
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, record.sha256]
+
+
 def data_dir_or_default(data_dir: Path | str | None = None) -> Path:
     """The given folder, or else that of the environment variable SKYFORMER_DATA, or else the user's data folder."""
     chosen = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
@@ -191,7 +217,7 @@ def find_prepared(variant: Variant, data_dir: Path | str | None = None) -> tuple
             f"{variant.name} is not prepared in {folder.parent}{_other_versions(folder, variant)}; "
             f"run: {prepare_command(variant, data_dir)}"
         )
-    problems = find_damage(folder, manifest, check_hashes=False)
+    problems = find_changed(folder, manifest)
     if problems:
         raise DataError(f"{problems[0]}; run: {prepare_command(variant, data_dir)} --force")
     return folder, manifest

@@ -29,7 +29,7 @@ from skyformer.lra.folders import (
     Manifest,
     Variant,
     data_dir_or_default,
-    find_damage,
+    find_changed,
     read_manifest,
 )
 from skyformer.lra.storage import SplitWriter, StoredSplit
@@ -159,7 +159,7 @@ def _prepare_locked(job: _Job, force: bool) -> Prepared:
 def _usable(job: _Job) -> Manifest | None:
     """The manifest of the data that is there, if it is complete and from the same source."""
     manifest = read_manifest(job.folder)
-    if manifest is None or find_damage(job.folder, manifest, check_hashes=False):
+    if manifest is None or find_changed(job.folder, manifest):
         return None
     if manifest.source != job.origin:
         raise DataError(
