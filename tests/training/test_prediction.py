@@ -114,6 +114,23 @@ class TestImage:
         with refused(DataError, "notes.png cannot be read as an image"):
             image(tmp_path / "notes.png")
 
+    def test_formats_that_start_programs_are_not_opened(
+        self, image: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Pillow would start Ghostscript for PostScript, whatever the name of the file."""
+        Image.fromarray(self.PIXELS).save(tmp_path / "drawing.png", "EPS")
+        monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript is started"))
+        with refused(DataError, "drawing.png cannot be read as an image (PNG or JPEG)"):
+            image(tmp_path / "drawing.png")
+        Image.fromarray(self.PIXELS).save(tmp_path / "photo", "JPEG")
+        assert image(tmp_path / "photo").probabilities
+
+    def test_a_huge_text_is_not_read(self, predictors: dict[str, Predictor], tmp_path: Path) -> None:
+        with (tmp_path / "huge.txt").open("wb") as file:
+            file.truncate(2**40)
+        with refused(DataError, "huge.txt is larger than"):
+            predictors["text"](tmp_path / "huge.txt", cut=True)
+
 
 @pytest.mark.parametrize(
     ("task", "inputs", "error", "words"),

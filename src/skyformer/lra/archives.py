@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import lzma
+import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +26,8 @@ _XZ_MAGIC = b"\xfd7zXZ\x00"
 _XZ_MEMORY = 256 * 2**20
 _READ_SIZE = 2**18
 _HEADER_ALLOWANCE = 2**20
-"""Bytes that headers and padding between two members may take before the archive is refused."""
+_HEADER_PER_MEMBER = 4096
+"""Bytes that all headers and padding may take: the first number once, and the second for each member."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,16 @@ class _XzReader(io.RawIOBase):
 
 
 class _LimitedReader(io.RawIOBase):
-    """Passes bytes on until a budget is used up, so that no header or member can exhaust memory."""
+    """Passes bytes on up to a number of bytes, so that no header or member can exhaust memory."""
 
     def __init__(self, stream: IO[bytes], path: Path, limits: Limits) -> None:
         self._stream, self._path, self._limits = stream, path, limits
         self._total = 0
-        self.budget = _HEADER_ALLOWANCE
+        self._most = _HEADER_ALLOWANCE
+
+    def allow(self, member_bytes: int) -> None:
+        """Permit the content of one more member and the header of the next."""
+        self._most += member_bytes + _HEADER_PER_MEMBER
 
     def readable(self) -> bool:
         return True
@@ -90,11 +97,10 @@ class _LimitedReader(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         data = self._stream.read(_READ_SIZE if size is None or size < 0 else size)
         self._total += len(data)
-        self.budget -= len(data)
-        if self.budget < 0 or self._total > self._limits.total_bytes:
+        if self._total > min(self._most, self._limits.total_bytes):
             raise DataError(
                 f"{self._path} is too large when decompressed (more than {self._limits.total_bytes:,} bytes in total, "
-                f"or a header of more than {_HEADER_ALLOWANCE:,}): it is not the official archive."
+                f"or headers of more than {_HEADER_ALLOWANCE:,}): it is not the official archive."
             )
         return data
 
@@ -103,6 +109,8 @@ class _LimitedReader(io.RawIOBase):
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """A file's content, decompressed if its first bytes say that it is gzip or xz."""
     with read_errors_name(path):
+        if not path.is_file():
+            raise DataError(f"{path} must be a regular file")
         raw = path.open("rb")
     with raw:
         magic = raw.read(len(_XZ_MAGIC))
@@ -141,17 +149,52 @@ def tar_members(path: Path, wanted: Callable[[str], bool], limits: Limits) -> It
     with open_decompressed(path) as stream, read_errors_name(path):
         limited = _LimitedReader(stream, path, limits)
         with tarfile.open(fileobj=cast(IO[bytes], limited), mode="r|") as archive:
-            for number, info in enumerate(archive):
+            for number in itertools.count():
+                info = archive.next()
+                if info is None:
+                    break
                 if number >= limits.members:
                     raise DataError(f"{path} contains over {limits.members:,} files: it is not the official archive.")
                 _check_member(info, path, limits)
-                limited.budget = _HEADER_ALLOWANCE + info.size
+                # The archive object would remember all members with their headers, and all global headers.
+                archive.members = []  # type: ignore[attr-defined]
+                archive.pax_headers = {}
+                limited.allow(info.size)
                 content = archive.extractfile(info) if info.isreg() and wanted(info.name) else None
                 if content is not None:
                     yield info.name, content
-        limited.budget = _HEADER_ALLOWANCE
         while limited.read(_READ_SIZE):
             pass
+
+
+def _folder_files(root: Path, wanted: Callable[[str], bool], limits: Limits) -> Iterator[tuple[str, bytes]]:
+    total, number = 0, 0
+    for file in root.rglob("*"):
+        name = file.relative_to(root).as_posix()
+        if not wanted(name) or file.is_dir():
+            continue
+        with read_errors_name(file):
+            total, number = total + check_file(root, file, limits.member_bytes), number + 1
+            if total > limits.total_bytes or number > limits.members:
+                raise DataError(
+                    f"{root} is too large (more than {limits.total_bytes:,} bytes or {limits.members:,} files): it is "
+                    "not the official data"
+                )
+            content = file.read_bytes()
+        yield name, content
+
+
+def check_file(root: Path, file: Path, most: int) -> int:
+    """The size of a file in the folder `root`; links, special files and more than `most` bytes are refused."""
+    with read_errors_name(file):
+        status = file.lstat()
+        if stat.S_ISLNK(status.st_mode) or file.resolve() != root.resolve() / file.relative_to(root):
+            raise DataError(f"{file} is a link, or inside one; copy the file that it leads to")
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{file} must be a regular file")
+    if status.st_size > most:
+        raise DataError(f"{file} has {status.st_size:,} bytes, but at most {most:,} are expected")
+    return status.st_size
 
 
 def read_files(path: Path, inner: str, wanted: Callable[[str], bool], limits: Limits) -> Iterator[tuple[str, bytes]]:
@@ -162,10 +205,7 @@ def read_files(path: Path, inner: str, wanted: Callable[[str], bool], limits: Li
     """
     if path.is_dir():
         root = path / inner if (path / inner).is_dir() else path
-        for file in root.rglob("*"):
-            if wanted(file.relative_to(root).as_posix()) and file.is_file():
-                with read_errors_name(file):
-                    yield file.relative_to(root).as_posix(), file.read_bytes()
+        yield from _folder_files(root, wanted, limits)
         return
     for name, content in tar_members(path, wanted, limits):
         with read_errors_name(path):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skyformer.errors import DataError, InputError
-from skyformer.lra.archives import read_errors_name
+from skyformer.lra.archives import check_file, read_errors_name
 from skyformer.lra.examples import Batches, Examples, Integers, Ragged, Row, Symbols, in_batches
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, TASKS, Split
 
@@ -35,7 +35,7 @@ _TREES_PER_FOREST = 2_048
 """Trees are grown this many at a time: enough for NumPy to be efficient, few enough for some tens of megabytes."""
 FILES = {Split.TRAIN: "basic_train.tsv", Split.DEV: "basic_val.tsv", Split.TEST: "basic_test.tsv"}
 _FILE_HEADER = "Source\tTarget"
-_LONGEST_LINE = 2**20
+_LONGEST_LINE, _LARGEST_FILE = 2**20, 2**33
 _SYMBOL_OF_WORD = {word: symbol for symbol, word in enumerate(WORDS)}
 _SPACING = str.maketrans({"(": " ", ")": " ", "]": " ] "})
 
@@ -284,6 +284,7 @@ def read(folder: Path) -> Batches:
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}; expected LRA's {', '.join(FILES.values())}")
     for split, name in FILES.items():
+        check_file(folder, folder / name, _LARGEST_FILE)
         yield from in_batches(split, read_file(folder / name))
 
 

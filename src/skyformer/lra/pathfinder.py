@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from skyformer.errors import DataError
-from skyformer.lra.archives import leads_outside
+from skyformer.lra.archives import check_file, leads_outside
 from skyformer.lra.examples import Batches, Examples, Integers, Row, Symbols, in_batches
 from skyformer.lra.paddles import (
     DEGREES,
@@ -54,7 +54,7 @@ LEAST_FREE_SHARE = 0.01
 CANVAS_SIDE = SIDE + 2 * MARGIN
 _INSIDE = slice(MARGIN, MARGIN + SIDE)
 _NPY_MAGIC = b"\x93NUMPY"
-_LARGEST_METADATA = 2**28
+_LARGEST_METADATA, _LARGEST_IMAGE = 2**28, 2**20
 _LABELS = {"0": 0, "1": 1}
 
 
@@ -398,8 +398,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 def _read_rows(root: Path, metadata: Path) -> Iterator[Row]:
     """The images that a metadata file lists. LRA's files are called `.npy`, but those of its release are plain text."""
-    if metadata.stat().st_size > _LARGEST_METADATA:
-        raise DataError(f"{metadata} is too large for a metadata file: {metadata.stat().st_size:,} bytes")
+    check_file(root, metadata, _LARGEST_METADATA)
     with metadata.open("rb") as file:
         is_array = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     lines = _array_lines(metadata) if is_array else _text_lines(metadata)
@@ -412,7 +411,7 @@ def _read_rows(root: Path, metadata: Path) -> Iterator[Row]:
             raise DataError(f"{metadata} line {number}: the path {source!r} leads outside the folder")
         file_path = _find_image(root, fields[0], fields[1])
         # LRA's release contains a few empty files, which LRA leaves out too.
-        if file_path.stat().st_size:
+        if check_file(root, file_path, _LARGEST_IMAGE):
             yield Row(_read_image(file_path).reshape(-1), _LABELS[fields[3]], source)
 
 

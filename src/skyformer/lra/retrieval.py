@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from skyformer.errors import DataError
-from skyformer.lra.archives import Limits, open_decompressed, read_errors_name, tar_members
+from skyformer.lra.archives import Limits, check_file, open_decompressed, read_errors_name, tar_members
 from skyformer.lra.download import OfficialSource
 from skyformer.lra.examples import Batches, Row, in_batches
 from skyformer.lra.tasks import TASKS, Split
@@ -49,6 +49,7 @@ def _find_files(path: Path) -> dict[Split, Path]:
             raise DataError(
                 f"{folder} contains no {name}, {name}.xz or {name}.gz; expected LRA's three new_aan_pairs files"
             )
+        check_file(folder, candidates[0], _LIMITS.member_bytes)
         found[split] = candidates[0]
     return found
 
@@ -74,11 +75,15 @@ def _from_archive(path: Path) -> Batches:
 
 
 def _parse(stream: IO[bytes], path: Path, name: str) -> Iterator[Row]:
+    total = 0
     for number in count(1):
         with read_errors_name(path):
             line = stream.readline(_LONGEST_LINE)
         if not line:
             return
+        total += len(line)
+        if total > _LIMITS.member_bytes:
+            raise DataError(f"{name} is too large: more than {_LIMITS.member_bytes:,} bytes when decompressed")
         yield _parse_line(line, f"{name} line {number}")
 
 

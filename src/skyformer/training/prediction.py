@@ -24,6 +24,8 @@ from skyformer.training.building import classifier_class, logits_of
 from skyformer.training.runs import Run
 
 Input = str | bytes | Path
+_FORMATS = ("PNG", "JPEG")
+_LARGEST_INPUT = 2**26
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ def predict(run: Run, *inputs: Input, cut: bool = False) -> Prediction:
 
     Args:
         run: a trained run.
-        inputs: a text (str or bytes), a ListOps expression, or the path (or bytes) of a 32 x 32 image; two texts for
-            retrieval. A `Path` is read as a file.
+        inputs: a text (str or bytes), a ListOps expression, or the path (or bytes) of a 32 x 32 PNG or JPEG image; two
+            texts for retrieval. A `Path` is read as a file.
         cut: cut a text that is too long, as the training data was cut, instead of raising an error.
     """
     return Predictor(run)(*inputs, cut=cut)
@@ -136,15 +138,20 @@ def _content(given: Input) -> bytes:
     if isinstance(given, bytes):
         return given
     try:
-        return given.read_bytes()
+        with given.open("rb") as file:
+            content = file.read(_LARGEST_INPUT + 1)
     except OSError as failed:
         raise DataError(f"{given} cannot be read: {failed.strerror}") from failed
+    if len(content) > _LARGEST_INPUT:
+        raise DataError(f"{given} is larger than {_LARGEST_INPUT:,} bytes")
+    return content
 
 
 def _read_image(given: Input, side: int) -> Symbols:
     name = "the image" if isinstance(given, bytes) else str(given)
     try:
-        with Image.open(BytesIO(given) if isinstance(given, bytes) else given) as image:
+        # Only these: for others Pillow may start programs, such as Ghostscript for PostScript.
+        with Image.open(BytesIO(given) if isinstance(given, bytes) else given, formats=_FORMATS) as image:
             # The header contains the size: a larger image is never decoded.
             if image.size != (side, side):
                 width, height = image.size
@@ -153,5 +160,5 @@ def _read_image(given: Input, side: int) -> Symbols:
                 return np.asarray(image, np.uint8).reshape(-1)
             planes = np.asarray(image.convert("RGB"), np.uint8).reshape(1, side * side, 3)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as failed:
-        raise DataError(f"{name} cannot be read as an image: {failed}") from failed
+        raise DataError(f"{name} cannot be read as an image (PNG or JPEG): {failed}") from failed
     return grey(planes.transpose(0, 2, 1))[0]
