@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ def write_atomic(file: Path, content: str | bytes) -> None:
 
     The parent folder is created where it is missing.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.parent.is_dir():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(file.parent.parent)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as handle:
@@ -34,6 +39,18 @@ def write_atomic(file: Path, content: str | bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     sync_folder(file.parent)
+
+
+def remove_litter(folder: Path, pattern: str, older_than: float = 0.0) -> None:
+    """Remove what killed processes left in `folder`: names that match `pattern`, unchanged for some seconds."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime < older_than:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

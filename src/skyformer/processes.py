@@ -35,6 +35,11 @@ _OOM_MESSAGES = (
 )
 """What Python, torch and the libraries below it (oneDNN, OpenMP) print when an allocation fails."""
 
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+"""Signals after which a run saves its state and ends; Windows has only the first two."""
+
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ISA_WITHOUT_AMX = "AVX512_CORE_BF16"
 """Set to this value before torch is first used, the variable keeps oneDNN from using AMX instructions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -57,6 +58,10 @@ def main() -> None:
     arguments, debug = _without_debug(sys.argv[1:])
     try:
         _run(arguments)
+    except KeyboardInterrupt:
+        # Before or between commands, for example while packages are imported.
+        print("stopped by SIGINT", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (SkyformerError, OSError) as error:
         if debug:
             traceback.print_exc()

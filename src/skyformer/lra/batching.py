@@ -22,6 +22,7 @@ from skyformer.errors import InputError
 from skyformer.lra.dataset import Example, TaskDataset
 from skyformer.lra.examples import Integers
 from skyformer.lra.tasks import PADDING_ID, round_up
+from skyformer.processes import STOP_SIGNALS
 
 BATCHES_PER_POOL = 50
 """Examples are sorted by length among this many batches: enough to save most of the padding, few enough for batches to
@@ -259,7 +260,7 @@ def loader_of(
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach all processes; the parent decides when to stop its workers, and they also
+    """Ctrl-C and a scheduler's signals reach all processes; the parent decides when to stop its workers, and they also
     end if it dies."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from skyformer.checks import FLOAT_DTYPES
-from skyformer.errors import DataError, InputError, MissingExtraError
+from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError
 from skyformer.files import dump_json, read_json, sha256_of, write_atomic
 from skyformer.model.config import ModelConfig
 
@@ -141,6 +141,8 @@ def _read_weights(file: Path, digest: str) -> dict[str, Tensor]:
     safetensors = _safetensors()
     try:
         weights: dict[str, Tensor] = safetensors.load(content)
+    except InterruptedRunError:
+        raise
     except Exception as damaged:
         raise DataError(f"{file} is not a safetensors file: {damaged}") from damaged
     return weights

@@ -15,6 +15,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
-from skyformer.errors import CheckpointWarning, DataError
+from skyformer.errors import CheckpointWarning, DataError, InterruptedRunError
 from skyformer.files import dump_json, sha256_of, write_atomic
 from skyformer.model.storage import StoredModel
 from skyformer.settings import JsonRecord, read_json_record
@@ -135,6 +136,12 @@ class CheckpointStore(CheckpointIO):
             )
         return None
 
+    def accuracy(self, step: int | None) -> float | None:
+        """The accuracy on the dev set in a record; None if there is none."""
+        with suppress(DataError):
+            return None if step is None else self._record(step).accuracy
+        return None
+
     def mark(self, step: int, accuracy: float) -> None:
         """Add the accuracy on the dev set to a record."""
         self._write_record(self._record(step).model_copy(update={"accuracy": accuracy}))
@@ -212,6 +219,9 @@ def _load(file: Path) -> dict[str, Any]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as failed:
         raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
+    except InterruptedRunError:
+        # A second signal stops at any point, also here.
+        raise
     except Exception as damaged:
         raise DataError(f"{file} is not a checkpoint: {str(damaged).splitlines()[0]}") from damaged
     if not isinstance(content, dict) or JOURNAL not in content:

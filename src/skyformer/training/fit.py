@@ -251,6 +251,7 @@ def _run_to_end(training: _Training) -> RunResult:
         _check_unfinished(run)
         try:
             if main:
+                run.remove_litter()
                 run.check_data(training.task.manifest)
                 run.record_data(training.task.manifest)
                 run.update_state(state="running", pid=os.getpid(), host=platform.node(), reason=None)
@@ -322,6 +323,8 @@ def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgre
     recorder = RunRecorder(run, config, data, store, progress, signals)
     if is_main_process():
         recorder.remove_later_files(found)
+        if found is not None:
+            run.update_state(step=found.step, best_step=found.best_step, best_accuracy=store.accuracy(found.best_step))
     module = ClassifierModule(config, build_model(config))
     trainer = _trainer(
         config,
@@ -402,7 +405,7 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
         peak_memory_bytes=_peak_memory(),
         parameters=parameters,
         config_digest=config.digest(),
-        environment_digest=training.run.environment.digest(),
+        environment_digest=training.run.repair_environment().digest(),
         finished=now(),
         data_digest=DataRecord.of(training.task.manifest).digest(),
     )

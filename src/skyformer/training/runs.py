@@ -33,8 +33,8 @@ from typing import Any, Literal, Self
 from filelock import FileLock, Timeout
 
 from skyformer.environment import Environment, describe_environment, now
-from skyformer.errors import DataError, DataWarning, InputError, SkyformerError
-from skyformer.files import dump_json, read_document, read_json, write_atomic
+from skyformer.errors import CheckpointWarning, DataError, DataWarning, InputError, SkyformerError
+from skyformer.files import dump_json, read_document, read_json, remove_litter, sync_folder, write_atomic
 from skyformer.lra.folders import Manifest
 from skyformer.settings import JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
@@ -45,6 +45,10 @@ CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE, STATE_FILE = "config.yaml", "environme
 METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
 # A process that only checks whether the lock is free holds it for a moment.
 _LOCK_TIMEOUT_SECONDS, _CHECK_TIMEOUT_SECONDS = 2.0, 0.05
+
+_DRAFT = ".new-"
+_DEAD_SECONDS = 3600.0
+"""A file that takes a moment to write and is older than this belongs to a process that was killed."""
 
 StateName = Literal["running", "interrupted", "failed", "finished", "damaged"]
 
@@ -242,8 +246,29 @@ class Run:
         write_atomic(self.folder / STATE_FILE, dump_json(state.model_dump(mode="json")))
 
     def update_state(self, **changes: Any) -> None:
-        """Change some fields of state.json."""
-        self.write_state(self.stored_state().replace(**changes))
+        """Change some fields of state.json; if it is damaged or missing, it is written anew."""
+        try:
+            state = self.stored_state()
+        except DataError as damaged:
+            _check_formats(self)
+            warnings.warn(f"{damaged}; it is rebuilt from the checkpoints", CheckpointWarning, stacklevel=2)
+            state = RunState.starting(self.config.loop.steps)
+        self.write_state(state.replace(**changes))
+
+    def repair_environment(self) -> Environment:
+        """The environment; if its file is damaged or missing, that of this process, which is written instead."""
+        try:
+            return self.environment
+        except DataError as damaged:
+            warnings.warn(f"{damaged}; the current environment is recorded instead", CheckpointWarning, stacklevel=2)
+        environment = describe_environment(self.config.hardware.threads)
+        write_atomic(self.folder / ENVIRONMENT_FILE, dump_json(asdict(environment)))
+        return environment
+
+    def remove_litter(self) -> None:
+        """Remove unfinished files of killed processes; only for the process that holds the lock."""
+        for folder in (self.folder, self.checkpoints, self.model_folder):
+            remove_litter(folder, ".*.partial")
 
     def write_result(self, result: RunResult) -> None:
         """Write the result, which marks the run as finished."""
@@ -303,7 +328,9 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Mani
     run = check_free(config, runs_dir)
     root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    remove_litter(root, f"{_DRAFT}*", _DEAD_SECONDS)
+    remove_litter(root / ".sweep", ".*.partial", _DEAD_SECONDS)
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=root))
     try:
         draft.chmod(0o755)
         write_atomic(draft / CONFIG_FILE, to_yaml(config))
@@ -321,6 +348,7 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Mani
 def _move(draft: Path, run: Run) -> None:
     try:
         draft.rename(run.folder)
+        sync_folder(run.folder.parent)
     except OSError:
         # Another process may have created it in the meantime.
         _check_free(run)

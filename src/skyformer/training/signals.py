@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM in training: the first one stops after the current step, the second one stops immediately."""
+"""Signals that stop training: the first one stops after the current step, the second one stops immediately.
+
+They are Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and SIGUSR1 (a scheduler preempts the job).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skyformer.errors import InterruptedRunError
-
-CAUGHT = (signal.SIGINT, signal.SIGTERM)
+from skyformer.processes import STOP_SIGNALS
 
 
 class StopSignals:
@@ -26,7 +28,13 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in CAUGHT}
+            handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+            # nohup has SIGHUP ignored, and it stays so.
+            self._before = {
+                number: handler
+                for number, handler in handlers.items()
+                if number.name != "SIGHUP" or handler != signal.SIG_IGN
+            }
         self.listen()
         return self
 

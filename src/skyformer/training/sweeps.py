@@ -27,6 +27,7 @@ from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import write_atomic
 from skyformer.lra.folders import Manifest
+from skyformer.processes import STOP_SIGNALS
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
@@ -43,7 +44,7 @@ DEFAULT_RETRIES = 2
 PROGRESS_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _TAIL_BYTES = 20_000
-_STOPPED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)
 _RUNS = "runs"
 
 
@@ -223,8 +224,8 @@ def sweep(
 ) -> list[Outcome]:
     """Train all runs that are not finished, `jobs` at a time, each in its own process on this machine.
 
-    A run that fails does not stop the others. Ctrl-C or SIGTERM is passed on to the runs, which save and exit; then
-    `InterruptedRunError` is raised.
+    A run that fails does not stop the others. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 is passed on to the runs, which
+    save and exit; then `InterruptedRunError` is raised.
 
     Args:
         configs: from `plan`.
