@@ -65,7 +65,8 @@ def describe_environment(threads: int | None = None) -> Environment:
         threads=threads or torch.get_num_threads(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
         host=platform.node(),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # Names of files that are not UTF-8 could not be read back from JSON.
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]).encode(errors="backslashreplace").decode(),
         started=now(),
     )
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
 from skyformer.files import read_json
 
 try:
-    from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+    from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
 except ImportError as missing:
     raise MissingExtraError("pydantic", "model") from missing
 
 
 RECORD_FORMAT = 1
+_LONGEST_SHOWN = 200
+Accuracy = Annotated[float, Field(ge=0, le=1)]
 AnyRecord = TypeVar("AnyRecord")
 
 
@@ -144,4 +146,12 @@ def _sentence(name: str, details: Sequence[ErrorDetails]) -> str:
         return f"{name} is required"
     expectations = [detail["msg"].partition(" should ")[2] or detail["msg"] for detail in details]
     allowed = " or ".join(expectations).replace(" or be ", " or ")
-    return f"{name} must {allowed}; got {details[0]['input']!r}"
+    return f"{name} must {allowed}; got {_shortened(details[0]['input'])}"
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number with thousands of digits"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

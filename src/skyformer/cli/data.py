@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyformer.checks import check_at_least
+from skyformer.cli.output import say
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, Split
 from skyformer.report.progress import display
@@ -80,12 +81,12 @@ def prepare(
                     force=force,
                     progress=progress,
                 )
-            typer.echo(_ready_line(prepared))
+            say(_ready_line(prepared))
         except DataError as error:
             if task != ALL:
                 raise
             failed.append(name)
-            typer.echo(f"{name} failed: {error}", err=True)
+            say(f"{name} failed: {error}", err=True)
     if failed:
         raise DataError(f"{len(failed)} of {len(names)} tasks could not be prepared: {', '.join(failed)}")
 
@@ -128,7 +129,7 @@ def list_(data_dir: DataDir = None) -> None:
     from skyformer.lra.preparation import DOWNLOADS
 
     root = data_dir_or_default(data_dir)
-    typer.echo(f"data folder: {root}")
+    say(f"data folder: {root}")
     lines = {folder.name: _describe(folder) for folder in inspect_folders(data_dir)}
     for name in [name for name in TASKS if name not in lines]:
         lines[name] = f"not prepared ({TASKS[name].summary}); run: {prepare_command(Variant.of(name), data_dir)}"
@@ -137,7 +138,7 @@ def list_(data_dir: DataDir = None) -> None:
         lines[f"{DOWNLOADS}/{archive.name}"] = f"{size}; not needed after preparation"
     width = max(map(len, lines))
     for name, description in lines.items():
-        typer.echo(f"  {name:<{width}}  {description}")
+        say(f"  {name:<{width}}  {description}")
 
 
 def _describe(folder: FolderStatus) -> str:
@@ -159,9 +160,9 @@ def verify(
 
     folders = inspect_folders(data_dir, tasks or (), check_hashes=True)
     for folder in folders:
-        typer.echo(f"{folder.name}: {'; '.join(folder.problems) or 'ok'}")
+        say(f"{folder.name}: {'; '.join(folder.problems) or 'ok'}")
     if not folders:
-        typer.echo(f"nothing is prepared in {data_dir_or_default(data_dir)}")
+        say(f"nothing is prepared in {data_dir_or_default(data_dir)}")
     damaged = [folder.name for folder in folders if folder.problems]
     if damaged:
         raise DataError(f"damaged: {', '.join(damaged)}; prepare again with --force")
@@ -191,13 +192,13 @@ def show(
     rows = [place * len(dataset) // count for place in range(count)]
     if png is None:
         for row in rows:
-            typer.echo(_heading(dataset, row, split))
+            say(_heading(dataset, row, split))
             typer.echo(_body(dataset, row))
     elif side is None:
         raise InputError(f"--png needs a task with images, and {task} has none; leave it out")
     else:
         save_images([dataset.stored.tokens[row].reshape(side, side) for row in rows], png)
-        typer.echo(f"{count} examples of {task} -> {png}")
+        say(f"{count} examples of {task} -> {png}")
 
 
 def _heading(dataset: TaskDataset, row: int, split: Split) -> str:

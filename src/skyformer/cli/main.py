@@ -9,6 +9,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from skyformer.errors import InterruptedRunError, SkyformerError, missing_extra
+from skyformer.report.tables import visible
 
 if TYPE_CHECKING:
     import typer
@@ -62,10 +63,15 @@ def main() -> None:
         # Before or between commands, for example while packages are imported.
         print("stopped by SIGINT", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except UnicodeError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: a name or text is not valid UTF-8: {visible(str(error))}", file=sys.stderr)
+        sys.exit(2)
     except (SkyformerError, OSError) as error:
         if debug:
             traceback.print_exc()
-        print(_one_line(error), file=sys.stderr)
+        print(visible(_one_line(error), lines=True), file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, SkyformerError) else 2)
 
 

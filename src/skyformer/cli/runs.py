@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyformer.attention import list_attentions
+from skyformer.cli.output import say
 from skyformer.cli.train import RunsDir
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS
@@ -79,7 +80,7 @@ def runs(
     summaries = summarise(rows)
     if not rows and format_ in (Format.TABLE, Format.LATEX):
         where = runs_dir_or_default(runs_dir)
-        typer.echo(f"no such runs in {where}; train one with: skyformer train listops", err=True)
+        say(f"no such runs in {where}; train one with: skyformer train listops", err=True)
     elif averaged and format_ is not Format.JSON:
         _print_means(summaries, tasks, attentions, format_)
     else:
@@ -136,6 +137,6 @@ def _plot(summaries: list[Summary], folder: Path) -> None:
 
     files = draw_curves(summaries, folder)
     for file in files:
-        typer.echo(f"wrote {file}", err=True)
+        say(f"wrote {file}", err=True)
     if not files:
         typer.echo("nothing to draw: no run has been evaluated yet", err=True)

@@ -12,6 +12,7 @@ import typer
 
 from skyformer.attention import list_attentions
 from skyformer.cli.data import DataDir
+from skyformer.cli.output import say
 from skyformer.cli.runs import split_names
 from skyformer.cli.train import RunsDir
 from skyformer.errors import InputError
@@ -102,7 +103,7 @@ def sweep(
     check_data(configs, data_dir, runs_dir_or_default(runs_dir))
     if dry_run:
         for config in configs:
-            typer.echo(f"{config.run_name()}: {_intention(config, runs_dir_or_default(runs_dir))}")
+            say(f"{config.run_name()}: {_intention(config, runs_dir_or_default(runs_dir))}")
         return
     train: Callable[..., list[Outcome]] = partial(local_sweep, jobs=jobs or 1)
     if engine is Engine.RAY:
@@ -155,6 +156,6 @@ def _print_outcomes(outcomes: list[Outcome], runs_dir: Path | None) -> None:
     print_table(runs_table([row for row in collect_runs(runs_dir) if row.name in names]))
     bad = [outcome for outcome in outcomes if not outcome.good]
     for outcome in bad:
-        typer.echo(f"error: {outcome.config.run_name()} {outcome}", err=True)
+        say(f"error: {outcome.config.run_name()} {outcome}", err=True)
     if bad:
         raise typer.Exit(1)

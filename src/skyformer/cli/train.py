@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skyformer.cli.data import DataDir
+from skyformer.cli.output import say
 from skyformer.errors import InputError
 from skyformer.files import read_document
 from skyformer.lra.tasks import TASKS, Split
@@ -139,7 +140,7 @@ def train(
     else:
         result, folder = fit.resume(run, data_dir=data_dir, progress=not no_progress), run.folder
     if fit.is_main_process():
-        typer.echo(_result_line(result, folder))
+        say(_result_line(result, folder))
 
 
 def _settings(chosen: _Chosen, config: Path | None) -> RunConfig:
@@ -223,7 +224,7 @@ def evaluate(
     if as_json:
         _print_json({"run": opened.name, "split": split.value, "note": note, **asdict(found)})
         return
-    typer.echo(
+    say(
         f"{opened.name}: {split.value} accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, "
         f"{found.examples:,} examples{_in_brackets(note)}"
     )

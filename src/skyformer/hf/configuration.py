@@ -37,6 +37,7 @@ _AT_LEAST_ONE = (
     "max_position_embeddings",
     "num_labels",
 )
+_MOST_LABELS = 2**20
 _SIMILARITY = 0.85
 """An unknown setting with at least this similarity (difflib's ratio) to one of ours is reported as a typo."""
 
@@ -89,7 +90,7 @@ class SkyformerConfig(PreTrainedConfig):
             self._refuse_misnamed(name)
         if "num_labels" in others:
             # Checked before the library uses it to name the labels.
-            check_at_least("num_labels", others["num_labels"], 1)
+            check_at_least("num_labels", others["num_labels"], 1, _MOST_LABELS)
         super().__post_init__(**others)
         self.validate()
 

@@ -92,6 +92,8 @@ def prepare(
     check_at_least("workers", workers, 1)
     if source is not None and not source.exists():
         raise DataError(f"{source} does not exist; expected the files of {task}")
+    if source is not None and not _is_utf8(source.resolve().name):
+        raise DataError(f"{source} must have a name in UTF-8, because the manifest records it; rename it")
     root = data_dir_or_default(data_dir)
     job = _Job(variant, root / variant.name, root / DOWNLOADS, source, workers, progress or Silent())
     try:
@@ -100,6 +102,14 @@ def prepare(
             return _prepare_locked(job, force)
     except OSError as error:
         raise DataError(f"cannot prepare {variant.name} in {job.folder}: {error}") from error
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from skyformer.errors import InputError, SkyformerError, UnknownNameError
 from skyformer.settings import Settings
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+LARGEST_MODEL = 10**11
+"""Weights of the largest model that is built: 400 GB in float32."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Activation = Literal["gelu", "relu"]
 
@@ -32,7 +34,7 @@ class ModelConfig(Settings):
     num_classes: Count = Field(default=2, description="number of logits; the encoder does not use it")
     dim: Count = Field(default=64, description="features per token")
     hidden_dim: Count = Field(default=128, description="features inside the MLPs of the layers and the head")
-    num_layers: Count = Field(default=2, description="encoder layers")
+    num_layers: Annotated[int, Field(ge=1, le=10_000)] = Field(default=2, description="encoder layers")
     num_heads: Count = Field(default=2, description="attention heads; must divide dim")
     attention: str = Field(default="skyformer", description="a name from `list_attentions()`")
     attention_options: dict[str, JsonValue] = Field(
@@ -62,8 +64,12 @@ class ModelConfig(Settings):
     def _check_together(self) -> Self:
         if self.dim % self.num_heads:
             raise InputError(f"dim must be a multiple of num_heads; got {self.dim} and {self.num_heads}")
-        if (self.seed + 1) * self.num_layers > 2**63:
-            raise InputError(f"seed * num_layers must be below 2**63; got {self.seed} and {self.num_layers}")
+        if self._weights > LARGEST_MODEL:
+            raise InputError(
+                f"a model must have at most {LARGEST_MODEL:,} weights; vocab_size={self.vocab_size}, "
+                f"max_length={self.max_length}, num_classes={self.num_classes}, dim={self.dim}, "
+                f"hidden_dim={self.hidden_dim} and num_layers={self.num_layers} make about {self._weights:,}"
+            )
         _check_attention(self.attention, self.attention_options, self.dropout_or(self.attention_dropout))
         try:
             # The attention checks its options when it is built, which costs nothing on the meta device.
@@ -72,6 +78,13 @@ class ModelConfig(Settings):
         except (SkyformerError, TypeError, OverflowError, RuntimeError) as refused:
             raise InputError(f"attention_options do not fit {self.attention!r} attention: {refused}") from refused
         return self
+
+    @property
+    def _weights(self) -> int:
+        """About the number of weights, computed before anything is allocated."""
+        layer = 4 * self.dim**2 + 2 * self.dim * self.hidden_dim
+        tables = (self.vocab_size + self.max_length) * self.dim
+        return tables + self.num_layers * layer + self.num_classes * self.hidden_dim
 
     @classmethod
     def unknown_setting(cls, name: str) -> InputError:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from skyformer.report.tables import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -102,7 +104,7 @@ class Lines:
         self._tasks.pop(task, None)
 
     def note(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        print(visible(message, lines=True), file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -127,7 +129,7 @@ class Bars:
             self._bars.remove_task(self._tasks.pop(task))
 
     def note(self, message: str) -> None:
-        self._bars.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(visible(message, lines=True), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

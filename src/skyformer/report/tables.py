@@ -147,12 +147,36 @@ def escape(text: str) -> str:
     return _BOLD.sub(r"\\textbf{\1}", escaped)
 
 
+def visible(text: str, *, lines: bool = False) -> str:
+    """Text for a terminal: characters that would control it are shown as escapes, such as \\x1b.
+
+    Args:
+        lines: keep line breaks.
+    """
+    return "".join(
+        letter
+        if letter.isprintable() or (lines and letter == "\n")
+        else letter.encode("unicode_escape", "surrogatepass").decode()
+        for letter in text
+    )
+
+
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*([eE][-+]?\d+)?%?|inf|nan)?")
+
+
+def _csv_cell(cell: str) -> str:
+    """A cell without bold. A spreadsheet would compute one that begins as a formula, so it gets a quote before it."""
+    text = _BOLD.sub(r"\1", cell).encode(errors="backslashreplace").decode()
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
 def as_csv(table: Table) -> str:
-    """The header and the rows as comma-separated values, without title, note and bold."""
+    """The header and the rows as comma-separated values, without title, note and bold; safe in spreadsheets."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_grouped_header(table))
-    writer.writerows([_BOLD.sub(r"\1", cell) for cell in row] for row in table.rows)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in table.rows)
     return text.getvalue()
 
 
@@ -164,10 +188,10 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console = Console(width=PRINTED_WIDTH)
     if table.title:
-        print(table.title)
+        print(visible(table.title))
     console.print(for_terminal(table))
     if table.note:
-        print(table.note)
+        print(visible(table.note, lines=True))
 
 
 def for_terminal(table: Table) -> RichTable:
@@ -179,11 +203,11 @@ def for_terminal(table: Table) -> RichTable:
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     for number, column in enumerate(_grouped_header(table)):
         has_numbers = any(character.isdigit() for row in table.rows for character in row[number])
-        shown.add_column(column, justify="right" if number and has_numbers else "left", overflow="fold")
+        shown.add_column(visible(column), justify="right" if number and has_numbers else "left", overflow="fold")
     for number, row in enumerate(table.rows):
         if number in table.rules:
             shown.add_section()
-        shown.add_row(*(Text(_BOLD.sub(r"\1", cell), style="bold" * bool(_BOLD.search(cell))) for cell in row))
+        shown.add_row(*(Text(visible(_BOLD.sub(r"\1", cell)), style="bold" * bool(_BOLD.search(cell))) for cell in row))
     return shown
 
 

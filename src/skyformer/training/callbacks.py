@@ -221,7 +221,8 @@ class RunRecorder(Checkpoint):
         """Log an evaluation on the dev set; if it is the best that may be kept, its weights become the run's model."""
         seconds = self.clock.lap(training=False)
         self._log(trainer, MetricRow(step, "dev", evaluation.loss, evaluation.accuracy, None, seconds))
-        better = evaluation.is_finite and (self.best is None or evaluation.accuracy > self.best.evaluation.accuracy)
+        may_keep = evaluation.is_finite and self.config.loop.may_keep(step)
+        better = may_keep and (self.best is None or evaluation.accuracy > self.best.evaluation.accuracy)
         if better:
             self.best = Best(step, evaluation, self.export(step) if trainer.is_global_zero else "")
         if not trainer.is_global_zero:

@@ -26,7 +26,7 @@ from torch import Tensor
 from skyformer.errors import CheckpointWarning, DataError, InterruptedRunError
 from skyformer.files import dump_json, sha256_of, write_atomic
 from skyformer.model.storage import StoredModel
-from skyformer.settings import JsonRecord, read_json_record
+from skyformer.settings import Accuracy, JsonRecord, read_json_record
 
 JOURNAL = "skyformer"
 """The key in a checkpoint for what the run stores besides Lightning's state."""
@@ -48,7 +48,7 @@ class CheckpointRecord(JsonRecord):
     data: str | None = None
     best_step: int | None = None
     best_weights: str | None = None
-    accuracy: float | None = None
+    accuracy: Accuracy | None = None
 
 
 class CheckpointStore(CheckpointIO):

@@ -250,6 +250,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+_WHOLE_NUMBER = re.compile(r"[-+]?(0|[1-9](_?[0-9]){0,19})")
+_LONGEST_NUMBER = 40
+
+
 class _Loader(yaml.SafeLoader):
     """Reads plain data: names must be strings, and aliases are refused (a few can expand to gigabytes)."""
 
@@ -263,9 +267,21 @@ class _Loader(yaml.SafeLoader):
         for name in mapping:
             if not isinstance(name, str):
                 raise yaml.YAMLError(f"a name must be a string; got {name!r}")
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"{name!r} is given {names.count(name)} times")
         return mapping
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """YAML 1.1 also reads 0x10, 010 and 1:30 as whole numbers."""
+        if not _WHOLE_NUMBER.fullmatch(node.value):
+            text = node.value if len(node.value) <= _LONGEST_NUMBER else f"{node.value[:_LONGEST_NUMBER]}..."
+            raise yaml.YAMLError(f"a whole number must be decimal, with at most 20 digits; got {text}")
+        return int(node.value)
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 # YAML 1.1 reads 3e-4 as a string because it has no decimal point.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")

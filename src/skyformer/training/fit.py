@@ -355,7 +355,7 @@ def _finish(
 ) -> RunResult:
     run = training.run
     recorder.progress.evaluating(Split.DEV)
-    recorder.record_evaluation(trainer, training.config.loop.steps, score(trainer, module, data, Split.DEV))
+    recorder.record_evaluation(trainer, training.config.loop.last_step, score(trainer, module, data, Split.DEV))
     _check_finite(recorder.best is not None, "dev", module, recorder)
     # The other processes read the model that the main process writes.
     trainer.strategy.barrier("best model")

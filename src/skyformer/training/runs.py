@@ -36,7 +36,7 @@ from skyformer.environment import Environment, describe_environment, now
 from skyformer.errors import CheckpointWarning, DataError, DataWarning, InputError, SkyformerError
 from skyformer.files import dump_json, read_document, read_json, remove_litter, sync_folder, write_atomic
 from skyformer.lra.folders import Manifest
-from skyformer.settings import JsonRecord, check_format, read_json_record
+from skyformer.settings import Accuracy, JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
 
@@ -60,7 +60,7 @@ class RunState(JsonRecord):
     steps: int
     step: int = 0
     best_step: int | None = None
-    best_accuracy: float | None = None
+    best_accuracy: Accuracy | None = None
     pid: int | None = None
     host: str | None = None
     started: str = ""
@@ -120,10 +120,10 @@ class RunResult(JsonRecord):
     seed: int
     steps: int
     best_step: int
-    dev_accuracy: float
+    dev_accuracy: Accuracy
     dev_loss: float
     dev_examples: int
-    test_accuracy: float
+    test_accuracy: Accuracy
     test_loss: float
     test_examples: int
     steps_per_second: float
@@ -252,7 +252,7 @@ class Run:
         except DataError as damaged:
             _check_formats(self)
             warnings.warn(f"{damaged}; it is rebuilt from the checkpoints", CheckpointWarning, stacklevel=2)
-            state = RunState.starting(self.config.loop.steps)
+            state = RunState.starting(self.config.loop.last_step)
         self.write_state(state.replace(**changes))
 
     def repair_environment(self) -> Environment:
