@@ -35,7 +35,12 @@ def stopped(runs_dir: Path, data_dir: Path, number: signal.Signals = signal.SIGT
 def test_hang_up_and_preemption_save_a_checkpoint(
     number: signal.Signals, runs_dir: Path, data_dir: Path, whole: Run
 ) -> None:
-    run = stopped(runs_dir, data_dir, number)
+    # The tests themselves may run under nohup.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        run = stopped(runs_dir, data_dir, number)
+    finally:
+        signal.signal(number, before)
     assert (run.checkpoints / "step-000008.json").exists()
     assert 128 + number in _STOPPED_CODES
     resume(run, data_dir=data_dir, progress=False)
