@@ -72,6 +72,20 @@ def test_a_second_signal_while_a_checkpoint_is_loaded(
     assert run.state.state == "interrupted"
 
 
+class FailAfterSignal(Send):
+    """As Lightning may do when it is interrupted in the middle of its own work."""
+
+    def on_exception(self, trainer: object, module: object, error: BaseException) -> None:
+        raise RuntimeError("the loader is not ready")
+
+
+def test_an_error_after_a_second_signal_is_an_interruption(runs_dir: Path, data_dir: Path) -> None:
+    fail = FailAfterSignal(8, signal.SIGTERM, signal.SIGTERM)
+    with pytest.raises(InterruptedRunError, match="stopped immediately by SIGTERM"):
+        train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[fail])
+    assert Run(runs_dir / tiny_config().run_name()).state.state == "interrupted"
+
+
 def test_partial_files_are_removed_under_the_lock(runs_dir: Path, data_dir: Path) -> None:
     run = stopped(runs_dir, data_dir)
     litter = [run.folder / ".state.json.99.partial", run.model_folder / ".config.json.99.partial"]
@@ -131,6 +145,8 @@ def test_a_missing_environment_does_not_cost_the_result(runs_dir: Path, data_dir
 
 def test_ctrl_c_during_imports_has_no_traceback() -> None:
     code = "import os, signal, skyformer, sys; sys.argv = ['skyformer', '--help']; import skyformer.cli.main as m; "
+    # Background jobs have it ignored.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "m.build_app = lambda: os.kill(os.getpid(), signal.SIGINT); m.main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "stopped by SIGINT\n")

@@ -266,11 +266,20 @@ def _run_to_end(training: _Training) -> RunResult:
                 raise SystemExit(0) from failure
             if failure is error:
                 raise
-            raise failure from error
+            raise failure from (None if isinstance(failure, InterruptedRunError) else error)
 
 
 def _as_error(error: BaseException, training: _Training) -> BaseException:
-    """Turn a full or failing disk into a one-line error; return every other error unchanged."""
+    """Turn a full or failing disk into a one-line error, and an error that a signal caused into the interruption.
+
+    A second signal interrupts Lightning at any point, and may leave it in a state that raises another error. All other
+    errors are returned unchanged.
+    """
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, InterruptedRunError):
+            return before
+        before = before.__cause__ or before.__context__
     if not isinstance(error, OSError) or isinstance(error, SkyformerError):
         return error
     newest = CheckpointStore(training.run.checkpoints, "").newest()
