@@ -179,7 +179,9 @@ def test_importing_the_package_starts_no_threads() -> None:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize(
-    ("function", "replacement"), [(FORWARD, removed), (BACKWARD, removed), (FORWARD, changed)], ids=str
+    ("function", "replacement"),
+    [(FORWARD, removed), (BACKWARD, removed), (FORWARD, changed)],
+    ids=["no forward", "no backward", "wrong forward"],
 )
 def test_results_stay_the_same_without_a_private_function(
     name: str, function: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
