@@ -43,6 +43,7 @@ from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_ker
 from skyformer.ops.noise import FixedSeed, RandomSource
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.products import MEMORY_BUDGET, Plan, gram_matrix
+from skyformer.ops.softmax_dropout import softmax_attention_with_dropout
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
 from skyformer.ops.tracing import may_look_at_values
 
@@ -201,6 +202,9 @@ def attend_softmax(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """`softmax_attention` on checked arguments."""
+    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if dropout_p > 0 and on_cpu and not is_causal:
+        return softmax_attention_with_dropout(query, key, value, key_mask, scale_of(query, scale), dropout_p)
     return F.scaled_dot_product_attention(
         query,
         key,

@@ -78,6 +78,22 @@ def uniform_noise(seed: Seed, stream: int, count: int, device: torch.device) -> 
     return _shift_right(mixed, 40).float() * 2.0**-24
 
 
+def keep_mask(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
+    """A mask for dropout: bool, of the shape of x and on its device, False with probability `rounded_probability(p)`.
+
+    64 random bits give four entries, which on the CPU is several times faster than a random number for each.
+    """
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
+    bits = words.random_(-(2**63), None, generator=generator).view(torch.int16)
+    return bits[: x.numel()].view(x.shape) >= round(rounded_probability(p) * _LEVELS) - _LEVELS // 2
+
+
+def rounded_probability(p: float) -> float:
+    """p as a multiple of 2^-16 below 1."""
+    return min(round(p * _LEVELS), _LEVELS - 1) / _LEVELS
+
+
+_LEVELS = 2**16
 _GOLDEN = -7046029254386353131
 _FIRST = -4658895280553007687
 _SECOND = -7723592293110705685

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyformer.ops.kernels import Kernel, get_kernel, half_norms
-from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, uniform_noise
+from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, keep_mask, rounded_probability, uniform_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
 
 BLOCK_ELEMENTS = 2**19
@@ -229,7 +229,7 @@ class _Grid:
         if self.plan.is_causal and block.j.stop > block.i.start + 1:
             c = c.tril_(block.diagonal)
         if self.plan.dropout_p > 0:
-            c = c.mul_(_dropout_factor(c, self.plan.dropout_p, self.dropout_seed + block.number))
+            c = _drop(c, self.plan.dropout_p, self.dropout_seed + block.number)
         return c
 
 
@@ -269,12 +269,15 @@ def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -
         grad[..., i : i + step, :].addcmul_(x_i, (a_i * b_i).sum(-1, keepdim=True), value=-scale)
 
 
-def _dropout_factor(c: Tensor, p: float, seed: Seed) -> Tensor:
-    """0 with probability p, else 1 / (1 - p); the same in both passes, because they use the same seed. A seed that is a
-    tensor comes from a program that is being compiled, which cannot contain a generator."""
+def _drop(c: Tensor, p: float, seed: Seed) -> Tensor:
+    """c after dropout, in place; the same in both passes, because they use the same seed. A seed that is a tensor comes
+    from a program that is being compiled, which cannot contain a generator."""
     if c.is_meta:
-        return torch.ones_like(c)
+        return c
     if isinstance(seed, Tensor):
-        return (uniform_noise(seed, 0, c.numel(), c.device) >= p).view(c.shape).to(c.dtype).div_(1 - p)
+        return c.mul_((uniform_noise(seed, 0, c.numel(), c.device) >= p).view(c.shape)).div_(1 - p)
     generator = torch.Generator(device=c.device).manual_seed(seed)
-    return torch.empty_like(c).bernoulli_(1 - p, generator=generator).div_(1 - p)
+    if c.device.type != "cpu":
+        return c.mul_(torch.empty_like(c).bernoulli_(1 - p, generator=generator)).div_(1 - p)
+    p = rounded_probability(p)
+    return c.mul_(keep_mask(c, p, generator)).div_(1 - p)
