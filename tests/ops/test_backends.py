@@ -125,6 +125,15 @@ def attend(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
     )
 
 
+def test_the_interpreter_does_not_tune() -> None:
+    pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be tested")
+    x = torch.randn(1, 1, 4, 16)
+    with skyformer.use_backend("triton", autotune=True):
+        assert chosen_backend().autotune
+        tuned = skyformer.kernel_product(x, x, x)
+    torch.testing.assert_close(tuned, skyformer.kernel_product(x, x, x))
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["kernelized", "skyformer", "softmax by skyformer", "kernel_product"])
 def test_every_function_gives_the_same_by_every_backend(name: str, backend: str) -> None:

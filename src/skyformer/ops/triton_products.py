@@ -352,8 +352,9 @@ class _Launch:
         def grid(meta: dict[str, Any]) -> tuple[int]:
             return (batch * heads * self.splits * -(-num_rows // meta["BLOCK_M"]),)
 
-        kernel = triton_kernels.tuned_gaussian_rows() if sides.autotune else triton_kernels.gaussian_rows
-        chosen = {} if sides.autotune else launch_options(self.config)
+        measure = sides.autotune and not interpreting()
+        kernel = triton_kernels.tuned_gaussian_rows() if measure else triton_kernels.gaussian_rows
+        chosen = {} if measure else launch_options(self.config)
         kernel[grid](
             x, y, a_values, b_values,
             sides.centre, half_x, half_y, None if a is None else a.peak, b.peak,
