@@ -22,6 +22,7 @@ from skyformer.studies.efficiency import (
     GB,
     MATERIALISED,
     PADDED,
+    RECOMPUTED,
     SIMILAR,
     Cell,
     Costs,
@@ -32,6 +33,7 @@ from skyformer.studies.efficiency import (
 )
 from skyformer.studies.fresh_steps import (
     MaterialisedSoftmax,
+    RecomputedSoftmax,
     Request,
     Steps,
     measure_steps,
@@ -75,11 +77,11 @@ def request_of(study: Efficiency, tmp_path: Path) -> Request:
     config = study._config("listops", "softmax")
     batches = choose_batches(study._data["listops"], config, PADDED)
     save_batches(batches, str(tmp_path / "batches.pt"))
-    return Request(to_yaml(config), True, str(tmp_path / "batches.pt"), 8, 1, 0.01, GB)
+    return Request(to_yaml(config), MATERIALISED, str(tmp_path / "batches.pt"), 8, 1, 0.01, GB)
 
 
 def test_a_step_without_enough_memory_does_not_fit(request_of: Request) -> None:
-    assert measure_steps(replace(request_of, materialised=False, may_add=2**20)) is None
+    assert measure_steps(replace(request_of, form=None, may_add=2**20)) is None
 
 
 def test_steps_that_exceed_the_limit_within_the_heap_do_not_fit_either(
@@ -101,6 +103,33 @@ def test_the_materialised_form_is_softmax_attention() -> None:
     torch.testing.assert_close(module(q, k, v), softmax_attention(q, k, v))
 
 
+def test_the_recomputed_form_is_the_same_with_dropout_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64).requires_grad_().unbind()
+    mask = scattered_mask(2, 9)
+    recomputed, kept = RecomputedSoftmax(2, 4), MaterialisedSoftmax(2, 4)
+    evaluated = recomputed.eval()(q, k, v, key_mask=mask)
+    torch.testing.assert_close(evaluated, kept(q, k, v, key_mask=mask))
+    monkeypatch.setattr(kept, "_drop", lambda weights: torch.nn.functional.dropout(weights, 0.1))
+    found = []
+    for module in (recomputed.train(), kept):
+        torch.manual_seed(3)
+        out = module(q, k, v, key_mask=mask)
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    assert not torch.equal(found[0][0], evaluated)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_the_recomputed_form_keeps_no_scores() -> None:
+    q, k, v = torch.randn(3, 1, 2, 50, 4).requires_grad_().unbind()
+    sizes: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        RecomputedSoftmax(2, 4)(q, k, v)
+        assert max(sizes, default=0) < 50 * 50
+        MaterialisedSoftmax(2, 4)(q, k, v)
+    assert max(sizes) >= 2 * 50 * 50
+
+
 def test_both_forms_of_softmax_train_the_same_model(request_of: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[torch.nn.Module] = []
 
@@ -110,8 +139,8 @@ def test_both_forms_of_softmax_train_the_same_model(request_of: Request, monkeyp
 
     monkeypatch.setattr(fresh_steps, "limit_added_memory", lambda more: None)
     monkeypatch.setattr(fresh_steps, "time_steps", one_step)
-    for materialised in (True, False):
-        take_steps(replace(request_of, materialised=materialised))
+    for form in (MATERIALISED, None):
+        take_steps(replace(request_of, form=form))
     attentions = [[m for m in model.modules() if isinstance(m, MaterialisedSoftmax)] for model in models]
     assert [len(found) for found in attentions] == [2, 0]
     models.append(build_model(from_yaml(request_of.config)))
@@ -222,6 +251,20 @@ def test_costs_are_compared_with_the_paper() -> None:
     assert verdict == ["Text", PADDED, "0.2", "0.237", "yes", "0.25", "0.153", "no", "linformer", "1.23", "-", "no"]
 
 
+def test_softmax_as_the_paper_ran_it_is_the_baseline_where_it_was_measured() -> None:
+    results = whole_results()
+    recomputed = replace(results[Cell("text", 4000, PADDED, MATERIALISED)], seconds=(16.0,) * 3, peak_bytes=8 * GB)
+    results[Cell("text", 4000, PADDED, RECOMPUTED)] = recomputed
+    shown = {table.title: table for table in Efficiency.tables(results)}
+    time = shown["Time divided by that of softmax as the paper ran it, padded batches"].rows
+    assert ["skyformer", "0.1 (0.237)"] in time
+    assert [RECOMPUTED, "1 (1)"] in time
+    assert [MATERIALISED, "0.5"] in time
+    verdict = shown["Time and memory of Skyformer"]
+    assert "divided by those of softmax as the paper ran it" in verdict.note
+    assert verdict.rows[0][2:9] == ["0.1", "0.237", "yes", "0.125", "0.153", "yes", "linformer"]
+
+
 def test_the_round_with_the_median_time_counts() -> None:
     results = whole_results()
     first = {name: results[Cell("text", 4000, PADDED, name)] for name in ("skyformer", "linformer")}
@@ -254,12 +297,13 @@ def test_shorter_texts_are_not_compared_with_the_paper() -> None:
 
 def test_rounds_follow_each_other_and_images_are_measured_only_padded() -> None:
     cells = Efficiency(Options(tasks=("text", "image"), attentions=("linformer", "skyformer"), rounds=2)).cells()
-    first, second = [(0, MATERIALISED), (0, "linformer"), (0, "skyformer")], [(1, "linformer"), (1, "skyformer")]
+    second = [(1, "linformer"), (1, "skyformer")]
+    first = [(0, MATERIALISED), (0, RECOMPUTED), (0, "linformer"), (0, "skyformer")]
     kinds = [("text", PADDED), ("text", SIMILAR), ("image", PADDED)]
     assert [(c.task, c.batches, c.round, c.attention) for c in cells] == [
         (*kind, *each) for kind in kinds for each in first + second
     ]
-    assert len(Efficiency(Options()).cells()) == 80 + 2 * 72
+    assert len(Efficiency(Options()).cells()) == 88 + 2 * 72
 
 
 def test_wrong_options_and_missing_data_are_reported_before_anything_is_measured(tmp_path: Path) -> None:
@@ -282,8 +326,8 @@ def test_wrong_options_and_missing_data_are_reported_before_anything_is_measured
 def test_a_tiny_study_with_a_real_process(data_dir: str, tmp_path: Path) -> None:
     options = replace(small_options(data_dir, LENGTH), attentions=(), batches=(PADDED,), seconds=0.01)
     record = run_study(Efficiency(options), tmp_path)
-    ((cell, result),) = record.results().items()
-    assert cell == Cell("listops", LENGTH, PADDED, MATERIALISED)
+    assert list(record.results()) == [Cell("listops", LENGTH, PADDED, form) for form in (MATERIALISED, RECOMPUTED)]
+    result = next(iter(record.results().values()))
     assert 2 <= len(result.seconds) <= 5
     assert all(0 < seconds < 60 for seconds in (*result.seconds, result.reference_seconds))
     assert set(result.lengths) == {LENGTH}

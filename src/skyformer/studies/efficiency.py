@@ -7,11 +7,14 @@ step is forward, backward, gradient clipping and optimiser.
 - Batches "similar lengths": as this package trains. Five batches represent an epoch, one from the middle of each fifth
   of its batches sorted by length; the time of a step is their mean. The warm-up uses the longest batch of the epoch, so
   that the memory peak is that of a whole run. Images all have one length, so they are measured only with padding.
-- Attention "softmax, materialised": softmax as in the paper, where the matrix of scores is formed and stored.
+- Attention "softmax, materialised": the matrix of scores is formed and kept for the backward pass.
+- Attention "softmax, recomputed": softmax as the paper's authors ran it, with dropout of the attention weights; the
+  matrix of scores is formed, and formed again in the backward pass (activation checkpointing). Where it was measured,
+  costs are divided by its costs, else by those of materialised softmax.
 
 The speed of a machine changes from minute to minute. Therefore all attentions are measured one after the other, in
-several rounds, and the round with the median time counts. Materialised softmax is measured in the first round only: it
-takes half as long as all the others together, and differs from them by far more than rounds do.
+several rounds, and the round with the median time counts. These two forms of softmax are measured in the first round
+only: they take as long as all the others together, and differ from them by far more than rounds do.
 
 A step that does not fit in memory is repeated with half as many examples, and so on. The record lists the batch sizes
 that did not fit; the tables scale the costs of the smaller batch up and mark them.
@@ -39,7 +42,16 @@ from skyformer.report.paper import COSTS, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.frames import in_order, task_table, to_frame, with_paper
-from skyformer.studies.fresh_steps import Request, Steps, measure_steps, padded_length, save_batches
+from skyformer.studies.fresh_steps import (
+    MATERIALISED,
+    RECOMPUTED,
+    SOFTMAX_FORMS,
+    Request,
+    Steps,
+    measure_steps,
+    padded_length,
+    save_batches,
+)
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
@@ -50,10 +62,9 @@ if TYPE_CHECKING:
     from skyformer.lra.dataset import Task
     from skyformer.training.config import RunConfig
 
-MATERIALISED = "softmax, materialised"
 PADDED, SIMILAR = "padded", "similar lengths"
 KIND_TITLES = {PADDED: "padded batches", SIMILAR: "batches of similar lengths"}
-ATTENTIONS = (MATERIALISED, *COSTS)
+ATTENTIONS = (*SOFTMAX_FORMS, *COSTS)
 PAPER_STEPS = 50_000
 FIFTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 GB = 2**30
@@ -73,14 +84,14 @@ class Options:
     attentions: tuple[str, ...] = option(
         tuple(COSTS),
         small=("linformer", "skyformer"),
-        help="Attentions; materialised softmax, which the paper used, is always measured as well.",
+        help="Attentions; softmax that forms its matrix of scores, as the paper's, is always measured as well.",
     )
     batches: tuple[str, ...] = option((PADDED, SIMILAR), help="How batches are made: padded, similar lengths, or both.")
     length: int | None = option(
         None, small=256, least=1, help="Longest sequence in tokens: texts are cut to it, ListOps is generated up to it."
     )
     rounds: int = option(
-        3, small=1, least=1, help="Measurements per attention; materialised softmax is measured only once."
+        3, small=1, least=1, help="Measurements per attention; softmax that forms its scores is measured only once."
     )
     seconds: float = option(6.0, small=0.5, above=0, help="Approximate seconds of timed steps per measurement.")
     memory: float | None = option(None, above=0, help="Memory limit of a step in GB; none: the free memory.")
@@ -184,11 +195,11 @@ class Efficiency(Study[Options, Cell, Result]):
             for task in self.options.tasks
             for batches in kinds_of(task, self.options.batches)
             for number in range(self.options.rounds)
-            for attention in ((MATERIALISED,) if number == 0 else ()) + self.options.attentions
+            for attention in (tuple(SOFTMAX_FORMS) if number == 0 else ()) + self.options.attentions
         ]
 
     def measure(self, cell: Cell) -> Result:
-        config = self._config(cell.task, "softmax" if cell.attention == MATERIALISED else cell.attention)
+        config = self._config(cell.task, "softmax" if cell.attention in SOFTMAX_FORMS else cell.attention)
         with tempfile.TemporaryDirectory(prefix="skyformer-") as folder:
             file = str(Path(folder) / "batches.pt")
             save_batches(choose_batches(self._data[cell.task], config, cell.batches), file)
@@ -203,7 +214,7 @@ class Efficiency(Study[Options, Cell, Result]):
             limit = self._limit()
             request = Request(
                 config=to_yaml(config),
-                materialised=cell.attention == MATERIALISED,
+                form=cell.attention if cell.attention in SOFTMAX_FORMS else None,
                 batches=file,
                 batch_size=size,
                 threads=torch.get_num_threads(),
@@ -308,6 +319,7 @@ class Costs:
     def __init__(self, results: Results, kind: str) -> None:
         self.kind, self.title = kind, KIND_TITLES[kind]
         self.attentions = in_order((cell.attention for cell in results), ATTENTIONS)
+        self.baseline = RECOMPUTED if RECOMPUTED in self.attentions else MATERIALISED
         self.tasks = tasks_among(results)
         self._lengths = {(cell.task, cell.length) for cell in results}
         of_kind = {cell: result for cell, result in results.items() if cell.batches in kinds_of(cell.task, (kind,))}
@@ -327,25 +339,28 @@ class Costs:
         return by_task.reindex(index=self.attentions, columns=self.tasks)
 
     def paper(self, quantity: str) -> DataFrame:
-        """The paper's hours or memory, for tasks measured at its lengths. Its softmax is the materialised one."""
+        """The paper's hours or memory, for tasks measured at its lengths. Its softmax stands in the row `baseline`."""
         import pandas
 
         rows = [getattr(cost, quantity) for cost in COSTS.values()]
-        frame = pandas.DataFrame(rows, index=list(COSTS), columns=list(TASK_TITLES)).rename({"softmax": MATERIALISED})
+        frame = pandas.DataFrame(rows, index=list(COSTS), columns=list(TASK_TITLES)).rename({"softmax": self.baseline})
         return frame[[task for task in self.tasks if self._is_full_length(task)]].reindex(columns=self.tasks)
 
     def _is_full_length(self, task: str) -> bool:
         return {length for name, length in self._lengths if name == task} == {task_spec(task).max_length}
 
     def shares(self, quantity: str) -> tuple[DataFrame, DataFrame]:
-        """The costs divided by those of materialised softmax: ours and the paper's."""
-        ours, papers = map(_divide_by_softmax, (self.ours(quantity), self.paper(quantity)))
+        """The costs divided by those of `baseline`: ours and the paper's."""
+        ours, papers = map(self._divide_by_softmax, (self.ours(quantity), self.paper(quantity)))
         return ours, papers.reindex_like(ours)
 
+    def _divide_by_softmax(self, costs: DataFrame) -> DataFrame:
+        softmax = costs.reindex([self.baseline]).iloc[0]
+        return costs / softmax.where(softmax > 0)
 
-def _divide_by_softmax(costs: DataFrame) -> DataFrame:
-    softmax = costs.reindex([MATERIALISED]).iloc[0]
-    return costs / softmax.where(softmax > 0)
+    @property
+    def baseline_title(self) -> str:
+        return {MATERIALISED: "materialised softmax", RECOMPUTED: "softmax as the paper ran it"}[self.baseline]
 
 
 def _shown(quantity: Quantity, result: Result) -> str:
@@ -376,7 +391,7 @@ def _cost_table(costs: Costs) -> Table:
 def _share_table(costs: Costs, quantity: str, title: str) -> Table:
     ours, papers = costs.shares(quantity)
     note = "In brackets: the same for the paper's numbers."
-    title = f"{title} divided by that of materialised softmax, {costs.title}"
+    title = f"{title} divided by that of {costs.baseline_title}, {costs.title}"
     return task_table(title, with_paper(ours.map(number), papers), note)
 
 
@@ -388,13 +403,16 @@ def _verdict_tables(all_costs: Sequence[Costs]) -> list[Table]:
             against_paper = _against_paper(costs, task)
             if against_paper:
                 rows.append([TASK_TITLES[task], costs.kind, *against_paper, *_against_fastest(costs, task)])
+    if not rows:
+        return []
     header = ["task", "batches", *["ours", "paper's", "better"] * 2, "name", "ratio", "single rounds", "goal met"]
     groups = [("", 2), ("time", 3), ("memory", 3), ("fastest other attention", 4)]
     note = (
-        "Time and memory of Skyformer divided by those of materialised softmax. Fastest other attention: Skyformer's "
-        f"time divided by its time, the same within single rounds, and whether the ratio is at most {FASTER_BY:g}."
+        f"Time and memory of Skyformer divided by those of {all_costs[0].baseline_title}. Fastest other attention: "
+        "Skyformer's time divided by its time, the same within single rounds, and whether the ratio is at most "
+        f"{FASTER_BY:g}."
     )
-    return [Table("Time and memory of Skyformer", header, rows, note, groups)] if rows else []
+    return [Table("Time and memory of Skyformer", header, rows, note, groups)]
 
 
 def _against_paper(costs: Costs, task: str) -> list[str]:
@@ -411,7 +429,7 @@ def _against_paper(costs: Costs, task: str) -> list[str]:
 def _against_fastest(costs: Costs, task: str) -> list[str]:
     """Name of the fastest other attention, Skyformer's time divided by its, its range over rounds, and the verdict."""
     seconds = costs.ours("seconds")[task].dropna()
-    others = seconds.drop(["skyformer", MATERIALISED])
+    others = seconds.drop(["skyformer", *SOFTMAX_FORMS], errors="ignore")
     if others.empty:
         return [NOTHING] * 4
     fastest = others.idxmin()
@@ -454,12 +472,12 @@ def _share_figure(results: Results) -> Figure:
     costs, panels = Costs(results, PADDED), []
     for quantity, title in (("hours", "time"), ("memory", "memory")):
         points = [_share_points(attention, *costs.shares(quantity)) for attention in costs.attentions]
-        points = [each for each in points if each.x and each.label != MATERIALISED]
+        points = [each for each in points if each.x and each.label not in SOFTMAX_FORMS]
         if points:
             ends = [min(min(each.x) for each in points), max(max(each.x) for each in points)]
             points.append(Series("as in the paper", ends, ends, mark=Mark.DASHED))
             panels.append(Panel(title, "in the paper", "here", points, x_log=True, y_log=True))
-    title = "Time and memory divided by those of materialised softmax, padded batches, one point per task"
+    title = f"Time and memory divided by those of {costs.baseline_title}, padded batches, one point per task"
     return Figure("figure", title, panels, columns=2)
 
 

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from skyformer.attention.base import Attention, Inputs, Promise
 from skyformer.processes import (
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_PASSES = 5
 FEWEST_STEPS = 2
+PAPER_ATTENTION_DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Request:
 
     Args:
         config: a RunConfig as YAML.
-        materialised: whether softmax attention keeps its matrix of scores.
+        form: a name from `SOFTMAX_FORMS`, which replaces softmax attention; None leaves the attention as it is.
         batches: a file from `save_batches`; the first batch is for the warm-up, the others are timed.
         batch_size: number of examples to use from each batch.
         seconds: approximate total time of the timed steps.
@@ -46,7 +49,7 @@ class Request:
     """
 
     config: str
-    materialised: bool
+    form: str | None
     batches: str
     batch_size: int
     threads: int
@@ -78,15 +81,37 @@ class MaterialisedSoftmax(Attention):
         scores = inputs.query @ inputs.key.mT / math.sqrt(inputs.query.shape[-1])
         if inputs.key_mask is not None:
             scores = scores.masked_fill(~inputs.key_mask[:, None, None, :], -math.inf)
-        return torch.softmax(scores, -1) @ inputs.value
+        return self._drop(torch.softmax(scores, -1)) @ inputs.value
+
+    def _drop(self, weights: Tensor) -> Tensor:
+        return weights
 
 
-def materialise(model: nn.Module) -> None:
-    """Replace every softmax attention of a model by the form that keeps its scores."""
+class RecomputedSoftmax(MaterialisedSoftmax):
+    """As the paper's authors ran it: with dropout of the weights, and with activation checkpointing, so that the matrix
+    of scores is formed, not kept, and formed again in the backward pass."""
+
+    def attend(self, inputs: Inputs) -> Tensor:
+        out: Tensor = checkpoint(super().attend, inputs, use_reentrant=False)
+        return out
+
+    def _drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, PAPER_ATTENTION_DROPOUT, self.training)
+
+
+MATERIALISED, RECOMPUTED = "softmax, materialised", "softmax, recomputed"
+SOFTMAX_FORMS: Mapping[str, type[MaterialisedSoftmax]] = {
+    MATERIALISED: MaterialisedSoftmax,
+    RECOMPUTED: RecomputedSoftmax,
+}
+
+
+def replace_softmax(model: nn.Module, form: str) -> None:
+    """Replace every softmax attention of a model by the form of this name."""
     for module in list(model.modules()):
         old = getattr(module, "attention", None)
         if isinstance(old, Attention):
-            module.attention = MaterialisedSoftmax(old.num_heads, old.head_dim)
+            module.attention = SOFTMAX_FORMS[form](old.num_heads, old.head_dim)
 
 
 def save_batches(batches: Sequence[Batch], path: str) -> None:
@@ -122,8 +147,8 @@ def take_steps(request: Request) -> Steps:
     torch.set_num_threads(request.threads)
     config = from_yaml(request.config)
     model = build_model(config).train()
-    if request.materialised:
-        materialise(model)
+    if request.form is not None:
+        replace_softmax(model, request.form)
     warm_up, *batches = load_batches(request.batches, request.batch_size)
     reference = reference_seconds()
     step = Trainee(config, model).step
