@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Tests start many processes; without compiled files each of them would compile thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test lint test-slow test-timing test-gpu studies docs bench clean
+.PHONY: setup run test lint test-slow test-timing test-gpu test-durability test-minimums studies docs bench clean
 
 setup:
 	./scripts/setup.sh train
@@ -34,6 +34,16 @@ test-gpu:
 	./scripts/setup.sh dev
 	TRITON_INTERPRET=0 $(PY) -m pytest tests/test_gpu.py tests/ops/test_triton_compile.py
 
+test-durability:
+	./scripts/setup.sh dev
+	$(PY) -m pytest -m durability tests/training/test_durability.py
+
+# The lowest versions that pyproject.toml allows, in a folder of their own.
+test-minimums:
+	test -x .venv-minimums/bin/python || $${PYTHON:-python3} -m venv .venv-minimums
+	.venv-minimums/bin/python -m pip install --quiet --no-compile -c constraints-minimums.txt -e '.[train]' pytest pytest-timeout pytest-xdist hypothesis
+	.venv-minimums/bin/python -m pytest -n 2 --dist worksteal tests/training tests/lra tests/cli tests/report tests/model tests/test_minimums.py
+
 studies:
 	./scripts/setup.sh train,hf
 	$(PY) -m skyformer study all --small --threads 2
@@ -47,4 +57,4 @@ bench:
 	$(PY) -m skyformer bench targets
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-minimums build dist .pytest_cache .mypy_cache .ruff_cache

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import skyformer
+from skyformer.errors import install_command
 
 SOURCE = Path(skyformer.__file__).parent
 LAYERS = [
@@ -155,7 +156,7 @@ for use in (SequenceClassifier, load, enter):
     except skyformer.errors.MissingExtraError as missing:
         print(missing)
 """
-    message = "'pydantic' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
+    message = f"'pydantic' is not installed: {install_command('model')}"
     assert fresh_interpreter(HIDE.format(package="pydantic") + attempt).splitlines() == [message] * 3
 
 
@@ -169,7 +170,7 @@ except skyformer.errors.MissingExtraError as missing:
     print(missing)
 """
     assert fresh_interpreter(HIDE.format(package="safetensors") + attempt).strip() == (
-        "'safetensors' is not installed: pip install 'skyformer[model]', or in a clone pip install '.[model]'"
+        f"'safetensors' is not installed: {install_command('model')}"
     )
 
 

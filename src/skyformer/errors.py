@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 
 class SkyformerError(Exception):
@@ -111,15 +115,35 @@ EXTRA_OF_MODULE = MappingProxyType(
 """Modules of the optional dependencies, and the extra of pyproject.toml that installs them."""
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an extra from where this package comes from: the clone or the wheel at hand.
+
+    The name alone would not do: `skyformer` on the package index is not this package.
+    """
+    origin = _origin()
+    return f"pip install '{origin}[{extra}]'" if origin else f"pip install '.[{extra}]' in a clone of this package"
+
+
+def _origin() -> Path | None:
+    """The clone that this file is in, or else the clone or wheel that pip installed the package from."""
+    clone = Path(__file__).parents[2]
+    if (clone / "pyproject.toml").is_file():
+        return clone
+    try:
+        recorded = metadata.distribution("skyformer").read_text("direct_url.json")
+        path = Path(unquote(urlsplit(json.loads(recorded or "{}").get("url", "")).path))
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    return path if path.is_absolute() and path.exists() else None
+
+
 class MissingExtraError(SkyformerError, ImportError):
     """An optional dependency is not installed; `extra` is needed only if it differs from EXTRA_OF_MODULE."""
 
     def __init__(self, module: str, extra: str | None = None) -> None:
         package = module.partition(".")[0]
         extra = extra or EXTRA_OF_MODULE[package]
-        super().__init__(
-            f"{package!r} is not installed: pip install 'skyformer[{extra}]', or in a clone pip install '.[{extra}]'"
-        )
+        super().__init__(f"{package!r} is not installed: {install_command(extra)}")
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:

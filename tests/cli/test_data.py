@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from skyformer.errors import DataError
+from skyformer.errors import DataError, install_command
 from skyformer.lra import preparation
 from tests.cli.conftest import CommandLine
 from tests.lra.fake_files import pair_files, review_files, write_folder, write_tar
@@ -101,4 +101,4 @@ def test_show_and_verify_expressions(data: CommandLine, data_dir: Path, tmp_path
 def test_without_the_extra_it_says_what_to_install(data: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     monkeypatch.delitem(sys.modules, "skyformer.lra.folders", raising=False)
-    assert "pip install 'skyformer[lra]'" in data.refused("list")
+    assert install_command("lra") in data.refused("list")

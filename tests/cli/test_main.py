@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyformer.cli import main as command
-from skyformer.errors import EXTRA_OF_MODULE
+from skyformer.errors import EXTRA_OF_MODULE, install_command
 from tests.cli.conftest import CommandLine
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -110,10 +110,8 @@ def test_a_missing_package_is_reported_with_its_extra(
 ) -> None:
     without(module, monkeypatch)
     package = module.partition(".")[0]
-    assert skyformer.refused("train", "listops") == (
-        f"error: {package!r} is not installed: pip install 'skyformer[{extra}]', "
-        f"or in a clone pip install '.[{extra}]'\n"
-    )
+    expected = f"error: {package!r} is not installed: {install_command(extra)}\n"
+    assert skyformer.refused("train", "listops") == expected
 
 
 def test_a_missing_module_of_no_extra_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

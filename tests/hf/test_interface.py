@@ -38,7 +38,14 @@ from transformers import (
 import skyformer.hf
 from skyformer import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.attention.tilted import tilted_attention
-from skyformer.errors import IgnoredSettingWarning, InputError, MissingExtraError, UnknownNameError, UnsupportedError
+from skyformer.errors import (
+    IgnoredSettingWarning,
+    InputError,
+    MissingExtraError,
+    UnknownNameError,
+    UnsupportedError,
+    install_command,
+)
 from skyformer.hf.functions import RegisteredAttention
 from skyformer.hf.layers import layer_generator, layer_number
 from skyformer.landmarks import StratifiedSampler
@@ -168,7 +175,7 @@ def test_bad_registrations_are_refused(
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with refused(MissingExtraError, "'transformers'", "skyformer[hf]"):
+    with refused(MissingExtraError, "'transformers'", install_command("hf")):
         runpy.run_path(skyformer.hf.__file__)
 
 

@@ -13,6 +13,7 @@ from skyformer.errors import InterruptedRunError
 from skyformer.lra import prepare
 from skyformer.training.config import RunConfig
 from skyformer.training.runs import Run
+from tests.training.killing import COUNTS
 from tests.training.tiny import Send, tiny_config
 
 
@@ -69,3 +70,12 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Ru
 def stopped(stopped_once: Run, runs_dir: Path) -> Run:
     """A copy of the stopped run that a test may change."""
     return Run(shutil.copytree(stopped_once.folder, runs_dir / stopped_once.name))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The count of the campaigns, at their end."""
+    if COUNTS:
+        terminalreporter.write_line(
+            f"durability: {COUNTS['kill']} kills and {COUNTS['signal']} signals; {COUNTS['run']} runs resumed, all "
+            "bit-identical"
+        )

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["skyformer.training.fit", "datasets", "torch.utils.tensorboard", "safetensors.torch"])
 TIMEOUT_SECONDS = 120
+COUNTS: Counter[str] = Counter()
+"""Kills, signals and runs of the campaigns so far."""
 
 
 @dataclass(frozen=True)

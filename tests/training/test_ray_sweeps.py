@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from skyformer.environment import installed_version
-from skyformer.errors import InputError, MissingExtraError
+from skyformer.errors import InputError, MissingExtraError, install_command
 from skyformer.training.ray_sweeps import Resources, check_node, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
 from skyformer.training.sweeps import Ending, check_data
@@ -27,7 +27,7 @@ STEPS = 300
 
 def test_without_ray_the_extra_is_named(data_dir: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with refused(MissingExtraError, "'ray' is not installed", "skyformer[ray]"):
+    with refused(MissingExtraError, "'ray' is not installed", install_command("ray")):
         ray_sweep([tiny_config()], runs_dir=runs_dir, data_dir=data_dir)
 
 
