@@ -113,6 +113,14 @@ class HeadSource:
             self._last = (weights, length, seed), _run(model, self.passage(length, seed), self.model_name)
         return self._last[1]
 
+    def extended(self, length: int, seed: int) -> Heads:
+        """The heads of the pretrained model on passage number `seed`, with positions extended if `length` needs it."""
+        from skyformer.hf.positions import extend_positions
+
+        if length <= self.longest:
+            return _run(self._pretrained, self.passage(length, seed), self.model_name)
+        return _run(extend_positions(self.load(), length), self.passage(length, seed), self.model_name)
+
     @cached_property
     def _config(self) -> Any:
         if self._tiny:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -140,6 +141,8 @@ def _from_json(study: type[Study[Any, CellT, ResultT]], content: Any) -> Record[
 
 def _decode(kind: Any, value: Any) -> Any:
     """JSON as the type `kind`: objects become dataclasses and lists tuples, also inside each other."""
+    if value is not None and isinstance(kind, types.UnionType):
+        kind = next(each for each in typing.get_args(kind) if each is not type(None))
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _field_types(kind)
         return kind(**{name: _decode(hints.get(name), each) for name, each in value.items()})
