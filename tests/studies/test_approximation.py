@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer import kernelized_attention, skyformer_attention, softmax_attention, tilted_attention
 from skyformer.errors import DataError, InputError
 from skyformer.functional import GAMMA
 from skyformer.landmarks import SAMPLERS
 from skyformer.report.tables import number
 from skyformer.studies import run_study
-from skyformer.studies.approximation import RIVALS, Approximation, Cell, Options, Result, Truth, approximate
+from skyformer.studies.approximation import RIVALS, Approximation, Cell, Options, Result, Truth, approximate, cost
 from skyformer.studies.base import make_options
 from skyformer.studies.heads import Heads, HeadSource
 from skyformer.studies.theorem import spectral_norm
@@ -52,9 +53,10 @@ def pick(results: Mapping[Cell, Result], **wanted: object) -> Result:
 
 def test_every_method_sampler_gamma_and_solver_is_measured(results: Mapping[Cell, Result]) -> None:
     methods = {cell.method for cell in results if cell.target == "softmax"}
-    assert methods == {"skyformer", "as printed", "svd", *RIVALS}
+    assert methods == {"skyformer", "as printed", "svd", "tilted", *RIVALS}
     varied = {(c.target, c.sampler, c.solver) for c in results if (c.features, c.gamma) == (32, 1.0)}
-    assert len(varied) == 2 * len(SAMPLERS.names()) * 2
+    assert {sampler for _, sampler, _ in varied} == set(SAMPLERS.names()) - {"paper"}
+    assert len(varied) == 2 * (len(SAMPLERS.names()) - 1) * 2
     assert {c.weights for c in results if c.length == 64} == {"initialised"}
     assert all(len(r.errors) == 2 * 2 * (2 if c.length == 48 else 1) for c, r in results.items())
 
@@ -108,6 +110,16 @@ def test_rivals_get_as_many_features_as_asked_for(options: Options, method: str)
         assert (spectral_norm(everything - exact) < tolerance * spectral_norm(exact)).all()
 
 
+@pytest.mark.parametrize(("target", "exact"), [("softmax", softmax_attention), ("gaussian", kernelized_attention)])
+def test_tilted_attention_gets_as_many_scores_as_skyformer(options: Options, target: str, exact: Any) -> None:
+    heads = heads_of(options, 0)
+    inputs = heads.query, heads.key, heads.value
+    cell = Cell(target, "pretrained", 48, "tilted", 8, "", None, "", "0")
+    assert cost(cell) == cost(replace(cell, method="skyformer", sampler="uniform")) == 16
+    assert torch.equal(approximate(cell, heads, 0), tilted_attention(*inputs, budget=16, kernel=target))
+    torch.testing.assert_close(approximate(replace(cell, features=48), heads, 0), exact(*inputs))
+
+
 def test_as_printed_agrees_once_every_row_is_a_landmark(options: Options) -> None:
     # Uniform landmarks repeat, so it takes many of them to have all rows.
     heads = heads_of(options, 0)
@@ -138,7 +150,8 @@ def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) ->
     median = pick(results, target="softmax", weights="pretrained", method="bigbird", features=8).quartiles()[1]
     tables = {table.title: table for table in Approximation.tables(results)}
     (row,) = [row for row in tables["All methods, pretrained weights, n = 48"].rows if row[0] == "bigbird"]
-    assert row[1].startswith(f"{number(median)} [")
+    assert row[1] == "d"
+    assert row[2].startswith(f"{number(median)} [")
     for title in (
         "All methods, initialised weights, n = 64",
         "Landmarks: Skyformer against Kernelized Attention, pretrained weights, n = 48",
@@ -146,10 +159,12 @@ def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) ->
     ):
         assert tables[title].rows
     figures = {figure.name: figure for figure in Approximation.figures(results)}
-    assert list(figures) == ["figure", "landmarks", "gamma"]
+    assert list(figures) == ["figure", "cost", "landmarks", "gamma"]
     (panel,) = [panel for panel in figures["figure"].panels if panel.title == "pretrained weights, n = 48"]
     (line,) = [series for series in panel.series if series.label == "bigbird"]
     assert (line.x[0], line.y[0]) == (8, median)
+    (by_cost,) = [panel for panel in figures["cost"].panels if panel.title == "pretrained weights, n = 48"]
+    assert {series.label: series.x[0] for series in by_cost.series}["skyformer, probe"] == 2 * 8 + 32
 
 
 def test_lengths_beyond_the_model_are_refused(options: Options) -> None:

@@ -8,6 +8,7 @@ Its result is one number per head and passage: the relative spectral error of th
 - target "gaussian": Skyformer against exact Kernelized Attention.
 - method "svd": the best rank-d approximation of the score matrix, times V. No method of rank d has a smaller error of
   the score matrix, so this is a lower limit.
+- method "tilted": tilted attention, which needs no d; it gets 2 d scores per query, as many as Skyformer.
 - method "as printed": Skyformer's algorithm on the softmax kernel as in the paper: the keys are not shifted, and
   the approximate row sums are used as they are.
 """
@@ -25,12 +26,13 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import build_attention
+from skyformer.attention.tilted import SMALLEST_BUDGET, tilted_attention
 from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
-from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks
+from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks, ProbeSampler
 from skyformer.ops.kernels import GaussianKernel, half_norms
 from skyformer.report.figures import Figure, Mark, Panel, Series
-from skyformer.report.tables import Table, from_frame, number, yes_or_no
+from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import option
 from skyformer.studies.frames import median_and_quartiles, quantile, to_frame
 from skyformer.studies.heads import LENGTHS_HELP, LONG_LENGTHS_HELP, SHORTEST, HeadOptions, Heads, HeadStudy
@@ -53,6 +55,10 @@ RIVALS: dict[str, Callable[[int], dict[str, int]]] = {
 }
 """What d features mean for each method: d numbers per row of the score matrix, or d keys per query."""
 
+ONE_PRODUCT = ("reformer", "bigbird")
+"""Methods that compute d scores per query. All others have two thin products with d columns, or features of queries and
+of keys: 2 d."""
+
 _SAMPLERS = ("uniform", "stratified", "queries", "probe", "leverage", "segment_means")
 
 COMPARED_SAMPLERS = ("uniform", "queries", "probe")
@@ -60,6 +66,7 @@ COMPARED_SAMPLERS = ("uniform", "queries", "probe")
 
 AS_PRINTED = "as printed"
 SVD = "svd"
+TILTED = "tilted"
 SKYFORMER = "skyformer"
 BEST = "best of rank d"
 TARGETS = {"gaussian": "Kernelized Attention", "softmax": "softmax attention"}
@@ -138,7 +145,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         cells = []
         for d in self.options.features:
             cells += [self._skyformer("softmax", weights, length, d, sampler) for sampler in COMPARED_SAMPLERS]
-            cells += [self._other("softmax", weights, length, d, method) for method in (AS_PRINTED, *RIVALS)]
+            cells += [self._other("softmax", weights, length, d, method) for method in (AS_PRINTED, *RIVALS, TILTED)]
         return cells
 
     def _samplers(self, weights: str, length: int) -> list[Cell]:
@@ -146,7 +153,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         for target in TARGETS:
             for d in self.options.features:
                 cells += [self._skyformer(target, weights, length, d, sampler) for sampler in _SAMPLERS]
-                cells.append(self._other(target, weights, length, d, SVD))
+                cells += [self._other(target, weights, length, d, method) for method in (SVD, TILTED)]
         return cells
 
     def _regularisation(self, weights: str) -> list[Cell]:
@@ -237,6 +244,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
         methods = [_error_panel(title, rows, "number of features d") for title, rows in _comparison(results)]
+        costs = [_error_panel(title, rows, "scores per query", "cost") for title, rows in _comparison(results)]
         samplers = [
             _error_panel(f"{target} kernel, {title}", rows, "landmarks d")
             for target in TARGETS
@@ -245,6 +253,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         gammas = [_gamma_panel(title, rows) for title, rows in _regularised(results)]
         drawn = [
             Figure("figure", "Approximating softmax attention: median and quartiles over heads", methods),
+            Figure("cost", "Approximating softmax attention at equal cost: median and quartiles over heads", costs),
             Figure("landmarks", "Skyformer by landmark sampler, and the best approximation of rank d", samplers),
             Figure("gamma", "Skyformer by regularisation and solver", gammas, columns=2),
         ]
@@ -305,6 +314,9 @@ def approximate(cell: Cell, heads: Heads, seed: int, landmarks: str | CustomSamp
             kernel=cell.target,
             generator=generator,
         )
+    if cell.method == TILTED:
+        budget = max(SMALLEST_BUDGET, 2 * cell.features)
+        return tilted_attention(heads.query, heads.key, heads.value, budget=budget, kernel=cell.target)
     if cell.method == AS_PRINTED:
         return _as_printed(heads, cell.features, generator)
     _, count, length, width = heads.query.shape
@@ -338,10 +350,28 @@ def _label(cell: Cell) -> str:
     return {AS_PRINTED: "skyformer, as printed", SVD: BEST}.get(cell.method, cell.method)
 
 
+def cost(cell: Cell) -> int:
+    """Scores per query: inner products of the head dimension, for L = S."""
+    if cell.method in ONE_PRODUCT:
+        return cell.features
+    # The Gaussian kernel is probed for the weights of queries and of keys, the softmax kernel for those of keys only.
+    probed = 0 if cell.sampler != "probe" else 1 if cell.target == "softmax" else 2
+    return 2 * cell.features + probed * ProbeSampler.num_probes
+
+
+def _cost_text(cell: Cell) -> str:
+    if cell.method == SVD:
+        return NOTHING
+    extra = cost(cell) - 2 * cell.features
+    return "d" if cell.method in ONE_PRODUCT else f"2 d + {extra}" if extra else "2 d"
+
+
 def _frame(results: Mapping[Cell, Result]) -> DataFrame:
     """One row per cell, with `label`, `quartiles` and `median` as text; pretrained and short passages first."""
     frame = to_frame(Cell, results, quartiles=Result.quartiles, median=_median_text)
     frame["label"] = [_label(cell) for cell in results]
+    frame["cost"] = [cost(cell) for cell in results]
+    frame["cost_text"] = [_cost_text(cell) for cell in results]
     frame["initialised"] = frame["weights"] != "pretrained"
     return frame.sort_values(["initialised", "length"], kind="stable")
 
@@ -371,7 +401,7 @@ def _samplers(results: Mapping[Cell, Result], target: str) -> Iterator[tuple[str
     """The title and the rows of each setting in which all samplers are compared with the best of rank d."""
     for weights, length, rows in _by_setting(results, target):
         if (rows["method"] == SVD).any():
-            yield f"{weights} weights, n = {length:,}", rows[rows["method"].isin([SKYFORMER, SVD])]
+            yield f"{weights} weights, n = {length:,}", rows[rows["method"].isin([SKYFORMER, SVD, TILTED])]
 
 
 def _regularised(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
@@ -391,8 +421,9 @@ def _regularised(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFram
 def _error_table(title: str, rows: DataFrame, note: str = "") -> Table:
     """Median and quartiles: one row per method, one column per number of features."""
     texts = rows.assign(text=rows["quartiles"].map(median_and_quartiles))
-    shown = texts.pivot(index="label", columns="features", values="text").reindex(rows["label"].unique())
-    return from_frame(title, shown.rename(columns="d = {}".format).rename_axis("method"), note)
+    shown = texts.pivot(index=["label", "cost_text"], columns="features", values="text")
+    shown = shown.reindex(list(dict.fromkeys(zip(rows["label"], rows["cost_text"], strict=True))))
+    return from_frame(title, shown.rename(columns="d = {}".format).rename_axis(["method", "scores per query"]), note)
 
 
 def _gamma_table(title: str, rows: DataFrame) -> Table:
@@ -423,13 +454,13 @@ def _verdicts(uniform: float, probe: float, few: float) -> list[str]:
     return [number(ratio), yes_or_no(ratio <= 1 / 3), yes_or_no(few < uniform)]
 
 
-def _error_panel(title: str, rows: DataFrame, x_label: str) -> Panel:
+def _error_panel(title: str, rows: DataFrame, x_label: str, x: str = "features") -> Panel:
     lines = []
     for label, points in rows.groupby("label", sort=False):
-        ordered = points.sort_values("features")
+        ordered = points.sort_values(x)
         low, middle, high = (list(map(_visible, values)) for values in zip(*ordered["quartiles"], strict=True))
         mark = Mark.DASHED if label == BEST else Mark.LINE
-        lines.append(Series(label, ordered["features"].tolist(), middle, low, high, mark))
+        lines.append(Series(label, ordered[x].tolist(), middle, low, high, mark))
     return Panel(title, x_label, "relative spectral error", lines, x_log=True, y_log=True)
 
 
