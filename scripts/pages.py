@@ -16,6 +16,8 @@ from skyformer.report.tables import Table, as_markdown
 from skyformer.studies.base import StudyClass
 from skyformer.studies.benchmarks.conversion import Conversion
 from skyformer.studies.benchmarks.huggingface import HuggingFaceBenchmark
+from skyformer.studies.benchmarks.tilted import TiltedBenchmark
+from skyformer.studies.files import report_tables
 from skyformer.studies.record import read_record, record_path
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +57,13 @@ def study_table(study: StudyClass, number: int = 0) -> str:
     return table(made.header, made.rows, made.note)
 
 
+def study_tables(study: StudyClass) -> str:
+    """All tables of a benchmark, with its targets first, from its record in results/."""
+    record = read_record(study, record_path(study.name, RESULTS / study.name))
+    made = report_tables(study, record)
+    return "\n\n".join(f"**{each.title}.**\n\n{table(each.header, each.rows, each.note)}" for each in made)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
     return as_markdown([Table("", header, rows, note)]).rstrip("\n")
 
@@ -67,7 +76,9 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "finetune": partial(study_table, Conversion, 1),
         "long": partial(study_table, Conversion, 2),
         "speed": partial(study_table, HuggingFaceBenchmark),
+        "tilted": partial(study_table, TiltedBenchmark, 1),
     },
+    "tilted.md": {"results": partial(study_tables, TiltedBenchmark)},
 }
 """The generated tables of each page; a table is between `<!-- name: begin -->` and `<!-- name: end -->`."""
 
