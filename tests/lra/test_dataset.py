@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import skyformer.cli.data
-from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError
+from skyformer.errors import DataError, InputError, MissingExtraError, UnknownNameError, install_command
 from skyformer.lra import Split, TaskDataset, load_task, prepare
 from skyformer.lra.examples import Examples, Row
 from skyformer.lra.listops import evaluate_symbols
@@ -139,5 +139,5 @@ def test_importing_needs_no_extra_and_loading_says_which(monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("skyformer.cli.data", "skyformer.lra.tasks"):
         import_module(name)
-    with pytest.raises(MissingExtraError, match=r"pip install 'skyformer\[lra\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("lra"))):
         _ = sys.modules["skyformer.lra"].load_task

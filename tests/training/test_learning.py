@@ -18,6 +18,7 @@ from torch import Tensor
 from skyformer.attention import Inputs, registry
 from skyformer.attention.skyformer import SkyformerAttention
 from skyformer.lra import Example, Split, Task, task_spec
+from skyformer.lra.folders import Manifest, Variant
 from skyformer.lra.tasks import FIRST_SYMBOL_ID
 from skyformer.training import RunConfig, fit
 from skyformer.training.config import TaskConfig
@@ -66,7 +67,8 @@ class ShuffledValues(SkyformerAttention):
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [AfterTheMark.drawn(size, seed) for seed, size in enumerate(SIZES.values())]
-    made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=None)  # type: ignore[arg-type]
+    manifest = Manifest(format=1, skyformer="", variant=Variant(task="listops"), source="drawn", splits={})
+    made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=manifest)
     monkeypatch.setattr(TaskConfig, "load", lambda config, data_dir: made)
 
 
