@@ -105,6 +105,8 @@ EXTRA_OF_MODULE = MappingProxyType(
         "torchmetrics": "train",
         "yaml": "train",
         "ray": "ray",
+        "jinja2": "report",
+        "plotly": "report",
         "accelerate": "hf",
         "transformers": "hf",
         "linformer": "peers",

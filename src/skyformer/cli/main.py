@@ -23,6 +23,7 @@ def build_app() -> typer.Typer:
 
     from skyformer.cli.data import app as data
     from skyformer.cli.demo import add_commands as add_demo
+    from skyformer.cli.report import add_commands as add_report
     from skyformer.cli.runs import add_commands as add_runs
     from skyformer.cli.study import bench_app, study_app
     from skyformer.cli.sweep import add_commands as add_sweep
@@ -48,6 +49,7 @@ def build_app() -> typer.Typer:
     add_training(app)
     add_sweep(app)
     add_runs(app)
+    add_report(app)
     app.add_typer(bench_app, name="bench")
     app.add_typer(data, name="data")
     app.add_typer(study_app, name="study")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,9 +124,15 @@ def label_colours(labels: Sequence[str]) -> dict[str, str]:
     colours: dict[str, str] = {}
     free = _other_colours()
     for label in dict.fromkeys(labels):
-        own = ATTENTION_COLOURS.get(label.lower().replace("(", " ").split()[0]) if label.strip() else None
+        own = ATTENTION_COLOURS.get(attention_of(label) or "")
         colours[label] = own if own and own not in colours.values() else next(free)
     return colours
+
+
+def attention_of(label: str) -> str | None:
+    """The attention that a label such as "Skyformer (128 landmarks)" begins with; None if it begins with no name."""
+    word = re.match(r"\w*", label.strip().lower())
+    return word[0] if word and word[0] in ATTENTION_COLOURS else None
 
 
 def _other_colours() -> Iterator[str]:

@@ -85,7 +85,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
 
 def _markdown(table: Table) -> str:
     lines = [f"### {table.title}", ""] if table.title else []
-    header = _grouped_header(table)
+    header = grouped_header(table)
     lines.append(_markdown_row(header))
     lines.append("|" + "---|" * len(header))
     lines.extend(_markdown_row(row) for row in table.rows)
@@ -98,7 +98,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _grouped_header(table: Table) -> list[str]:
+def grouped_header(table: Table) -> list[str]:
     """The header with the name of its group before each column, because Markdown has only one header line."""
     groups = [name for name, width in table.groups for _ in range(width)] or [""] * len(table.header)
     return [f"{group} {column}".strip() for group, column in zip(groups, table.header, strict=True)]
@@ -161,13 +161,18 @@ def visible(text: str, *, lines: bool = False) -> str:
     )
 
 
+def plain(text: str) -> str:
+    """Text without the marks of bold."""
+    return _BOLD.sub(r"\1", text)
+
+
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*([eE][-+]?\d+)?%?|inf|nan)?")
 
 
 def _csv_cell(cell: str) -> str:
     """A cell without bold. A spreadsheet would compute one that begins as a formula, so it gets a quote before it."""
-    text = _BOLD.sub(r"\1", cell).encode(errors="backslashreplace").decode()
+    text = plain(cell).encode(errors="backslashreplace").decode()
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
@@ -175,7 +180,7 @@ def as_csv(table: Table) -> str:
     """The header and the rows as comma-separated values, without title, note and bold; safe in spreadsheets."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_grouped_header(table))
+    writer.writerow(grouped_header(table))
     writer.writerows([_csv_cell(cell) for cell in row] for row in table.rows)
     return text.getvalue()
 
@@ -201,13 +206,13 @@ def for_terminal(table: Table) -> RichTable:
     from rich.text import Text
 
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    for number, column in enumerate(_grouped_header(table)):
+    for number, column in enumerate(grouped_header(table)):
         has_numbers = any(character.isdigit() for row in table.rows for character in row[number])
         shown.add_column(visible(column), justify="right" if number and has_numbers else "left", overflow="fold")
     for number, row in enumerate(table.rows):
         if number in table.rules:
             shown.add_section()
-        shown.add_row(*(Text(visible(_BOLD.sub(r"\1", cell)), style="bold" * bool(_BOLD.search(cell))) for cell in row))
+        shown.add_row(*(Text(visible(plain(cell)), style="bold" * bool(_BOLD.search(cell))) for cell in row))
     return shown
 
 

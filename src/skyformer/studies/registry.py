@@ -5,8 +5,8 @@ from __future__ import annotations
 from skyformer.registry import Registry
 from skyformer.studies.base import StudyClass
 
-# `demo` and `tasks` register nothing and need the extra "train".
-STUDIES: Registry[StudyClass] = Registry("study", "skyformer.studies", skip=("benchmarks", "demo", "tasks"))
+# `demo`, `overview` and `tasks` register nothing and need the extra "train".
+STUDIES: Registry[StudyClass] = Registry("study", "skyformer.studies", skip=("benchmarks", "demo", "overview", "tasks"))
 BENCHMARKS: Registry[StudyClass] = Registry("benchmark", "skyformer.studies.benchmarks")
 
 register_study = STUDIES.register

@@ -82,14 +82,15 @@ def collect_runs(
 ) -> list[RunRow]:
     """The runs in a folder, sorted; restricted to the given tasks, attentions and presets."""
     wanted = (("task", tasks), ("attention", attentions), ("preset", presets))
-    rows = [_row(run) for run in scan_runs(runs_dir)]
+    rows = [row_of(run) for run in scan_runs(runs_dir)]
     kept = [row for row in rows if all(not names or getattr(row, field) in names for field, names in wanted)]
     return sorted(
         kept, key=lambda row: (row.task or "", row.attention or "", row.preset or "", row.seed or 0, row.name)
     )
 
 
-def _row(run: Run | UnreadableRun) -> RunRow:
+def row_of(run: Run | UnreadableRun) -> RunRow:
+    """What is known about a run."""
     if isinstance(run, UnreadableRun):
         return RunRow(run.folder.name, str(run.folder), "damaged", run.reason, **_from_name(run.folder.name))
     try:
@@ -284,13 +285,14 @@ def _with_other_data_marked(rows: Sequence[RunRow]) -> list[RunRow]:
 
 def validation_curve(row: RunRow) -> list[MetricRow]:
     """The evaluations on the dev set in order of step; empty if the metrics are missing or unreadable."""
+    points = {point.step: point for point in finite_metrics(row) if point.split == "dev"}
+    return [points[step] for step in sorted(points)]
+
+
+def finite_metrics(row: RunRow) -> list[MetricRow]:
+    """The logged points whose numbers are finite; empty if the metrics are missing or unreadable."""
     try:
         metrics = Run(Path(row.folder)).metrics()
     except (OSError, ValueError, csv.Error):
         return []
-    points = {point.step: point for point in metrics if _is_finite_on_dev(point)}
-    return [points[step] for step in sorted(points)]
-
-
-def _is_finite_on_dev(row: MetricRow) -> bool:
-    return row.split == "dev" and all(map(math.isfinite, (row.seconds, row.accuracy, row.loss)))
+    return [point for point in metrics if all(map(math.isfinite, (point.seconds, point.accuracy, point.loss)))]

@@ -436,10 +436,11 @@ def list_runs(runs_dir: Path | str | None = None, task: str | None = None) -> li
 
 def scan_runs(runs_dir: Path | str | None = None) -> list[Run | UnreadableRun]:
     """All runs sorted by name, including those that cannot be read."""
-    return [_try_run(folder) for folder in _folders(runs_dir_or_default(runs_dir))]
+    return [try_run(folder) for folder in _folders(runs_dir_or_default(runs_dir))]
 
 
-def _try_run(folder: Path) -> Run | UnreadableRun:
+def try_run(folder: Path) -> Run | UnreadableRun:
+    """The run in a folder, or the reason why it cannot be read."""
     try:
         return open_run(folder, folder.parent)
     except SkyformerError as error:
