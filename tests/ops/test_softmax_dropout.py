@@ -1,4 +1,4 @@
-"""Softmax attention with dropout on the CPU: the same as the dense product with the same mask."""
+"""Softmax and Kernelized Attention with dropout on the CPU: the same as the dense product with the same mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer import softmax_attention
+from skyformer import kernelized_attention, softmax_attention
 from skyformer.ops import softmax_dropout
 from tests.helpers import scattered_mask
 
@@ -25,33 +25,53 @@ def draw(length: int = 8, size: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+ATTENTIONS = {"softmax": softmax_attention, "kernelized": kernelized_attention}
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, p: float = P, name: str = "softmax"
+) -> Tensor:
     torch.manual_seed(5)
-    return softmax_attention(query, key, value, key_mask=key_mask, scale=SCALE, dropout_p=P)
+    return ATTENTIONS[name](query, key, value, key_mask=key_mask, scale=SCALE, dropout_p=p)
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, p: float, name: str) -> Tensor:
     """Values that are unit vectors show the mask, which is then applied to the whole matrix of weights."""
     units = torch.eye(key.shape[2], dtype=query.dtype).expand(*key.shape[:3], -1)
-    kept = attend(query, key, units, key_mask).detach() != 0
-    scores = SCALE * query @ key.mT
-    if key_mask is not None:
-        scores = scores.masked_fill(~key_mask[:, None, None], -torch.inf)
-    rounded = round(P * 2**16) / 2**16
-    return (scores.softmax(-1) * kept / (1 - rounded)) @ value
+    kept = attend(query, key, units, key_mask, p, name).detach() != 0
+    valid = torch.ones(len(key), key.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+    if name == "softmax":
+        weights = (SCALE * query @ key.mT).masked_fill(~valid[:, None, None], -torch.inf).softmax(-1)
+    else:
+        weights = torch.exp(-SCALE * torch.cdist(query, key).square() / 2) * valid[:, None, None]
+    return (weights * kept / (1 - softmax_dropout.drop_probability(p))) @ value
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_values_and_gradients_are_those_of_the_dense_product(masked: bool) -> None:
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("p", [P, 0.011])
+@pytest.mark.parametrize("masked", ["none", "scattered", "end"])
+def test_values_and_gradients_are_those_of_the_dense_product(masked: str, p: float, name: str) -> None:
     inputs = draw()
-    key_mask = scattered_mask(2, 9) if masked else None
-    found, expected = attend(*inputs, key_mask), dense(*inputs, key_mask)
+    masks = {"none": None, "scattered": scattered_mask(2, 9), "end": torch.arange(9) < torch.tensor([[9], [5]])}
+    found, expected = attend(*inputs, masks[masked], p, name), dense(*inputs, masks[masked], p, name)
     torch.testing.assert_close(found, expected)
     grad = torch.randn_like(found)
     for ours, theirs in zip(
         torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("p", "used"), [(0.1, 26 / 256), (0.5, 0.5), (0.01, 655 / 65536), (0.999, 65470 / 65536)])
+def test_p_is_rounded_to_a_byte_where_that_is_close(p: float, used: float) -> None:
+    assert softmax_dropout.drop_probability(p) == used
+
+
+def test_padding_does_not_change_which_weights_are_dropped() -> None:
+    query, key, value = (x.detach() for x in draw(8, 8))
+    padded_key, padded_value = (torch.nn.functional.pad(x, (0, 0, 0, 4)) for x in (key, value))
+    found = attend(query, padded_key, padded_value, (torch.arange(12) < 8).expand(2, 12))
+    assert torch.equal(found, attend(query, key, value, None))
 
 
 def test_every_weight_is_dropped_with_probability_p() -> None:

@@ -32,6 +32,7 @@ from skyformer.ops.fused import FUSED_WORKS, fused_gaussian_attention, fused_gau
 from skyformer.ops.kernels import GaussianKernel, Kernel, get_kernel
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.products import MEMORY_BUDGET, Plan, blocked_product
+from skyformer.ops.softmax_dropout import gaussian_attention_with_dropout
 from skyformer.ops.triton_products import supports, triton_product
 
 BACKENDS = ("auto", "torch", "fused", "triton")
@@ -213,4 +214,13 @@ def product_by_backend(
             x, y, v = (at_least_float32(t) for t in (x, y, v))
             return fused_gaussian_attention(x, y, v, key_mask, plan.is_causal, plan.scale).to(out_dtype)
     x, y, v = (at_least_float32(t) for t in (x, y, v))
+    if plan.dropout_p > 0 and isinstance(plan.kernel, GaussianKernel) and _drops_on_cpu(x, plan):
+        return gaussian_attention_with_dropout(x, y, v, key_mask, plan.scale, plan.dropout_p, plan.generator).to(
+            out_dtype
+        )
     return blocked_product(x, y, v, key_mask, plan).to(out_dtype)
+
+
+def _drops_on_cpu(x: Tensor, plan: Plan) -> bool:
+    on_cpu = x.device.type == "cpu" and backend_of(x.device) == "fused"
+    return on_cpu and not plan.is_causal and not torch.compiler.is_compiling()

@@ -50,7 +50,7 @@ class Kernel(abc.ABC):
         return self.value(inner, half_norms(x, scale), half_norms(y, scale).mT)
 
 
-_EXPONENT_FLOOR = {torch.float64: -700.0, torch.float32: -80.0, torch.bfloat16: -80.0, torch.float16: -9.0}
+EXPONENT_FLOOR = {torch.float64: -700.0, torch.float32: -80.0, torch.bfloat16: -80.0, torch.float16: -9.0}
 
 
 def scale_of(x: Tensor, scale: float | None) -> float:
@@ -73,7 +73,7 @@ class GaussianKernel(Kernel):
     def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
         # Rounding can push the exponent above zero, for large norms far above it. Below the floor the results are
         # denormal numbers, which are thirty times slower on a CPU.
-        return inner.sub_(half_x).sub_(half_y).clamp_(min=_EXPONENT_FLOOR[inner.dtype], max=0).exp_()
+        return inner.sub_(half_x).sub_(half_y).clamp_(min=EXPONENT_FLOOR[inner.dtype], max=0).exp_()
 
 
 @dataclass(frozen=True)
