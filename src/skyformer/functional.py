@@ -34,10 +34,8 @@ from skyformer.landmarks import (
     check_rows,
     get_sampler,
     is_builtin,
-    landmark_rows,
-    take_rows,
 )
-from skyformer.landmarks.rows import mean_of_valid
+from skyformer.landmarks.whole import WHOLE, WholeSequence
 from skyformer.ops.backends import product_by_backend, triton_computes
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.noise import FixedSeed, RandomSource
@@ -123,7 +121,9 @@ def attend_kernelized(query: Tensor, key: Tensor, value: Tensor, key_mask: Tenso
     return product_by_backend(points, keys, value.to(points.dtype), key_mask, plan).to(value.dtype)
 
 
-def accurate_points(query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def accurate_points(
+    query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float, whole: WholeSequence = WHOLE
+) -> tuple[Tensor, Tensor]:
     """Q and K for which float32 gives accurate distances: |q - k|^2 is computed as |q|^2 - 2 <q, k> + |k|^2, whose
     rounding error grows with the norms.
 
@@ -132,23 +132,24 @@ def accurate_points(query: Tensor, key: Tensor, key_mask: Tensor | None, scale: 
     cannot be traced, so there the mean is always subtracted, and float64 is left to the caller.
     """
     query, key = at_least_float32(query), at_least_float32(key)
-    if key.numel() == 0 or query.numel() == 0:
-        return query, key
     if not may_look_at_values(query):
-        mean = mean_of_valid(key.detach(), key_mask)
+        mean = whole.mean(key.detach(), key_mask)
         return query - mean, key - mean
-    if _largest_half_norm(query, key, scale) <= LARGEST_HALF_NORM:
+    if _largest_half_norm(query, key, scale, whole) <= LARGEST_HALF_NORM:
         return query, key
     dtype, query, key = query.dtype, query.double(), key.double()
-    mean = mean_of_valid(key.detach(), key_mask)
+    mean = whole.mean(key.detach(), key_mask)
     query, key = query - mean, key - mean
-    if _largest_half_norm(query, key, scale) <= LARGEST_HALF_NORM:
+    if _largest_half_norm(query, key, scale, whole) <= LARGEST_HALF_NORM:
         return query.to(dtype), key.to(dtype)
     return query, key
 
 
-def _largest_half_norm(query: Tensor, key: Tensor, scale: float) -> float:
-    return max(float(half_norms(x.detach(), scale).amax()) for x in (query, key))
+def _largest_half_norm(query: Tensor, key: Tensor, scale: float, whole: WholeSequence) -> float:
+    heights = [half_norms(x.detach(), scale).amax() for x in (query, key) if x.numel()]
+    # Never NaN, which a comparison over processes would lose.
+    largest = torch.stack([*heights, query.new_zeros(())]).amax().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(whole.largest(largest))
 
 
 def softmax_attention(
@@ -346,29 +347,33 @@ def attend_skyformer(
     query_mask: Tensor | None,
     settings: SkyformerSettings,
     source: RandomSource = None,
+    whole: WholeSequence = WHOLE,
 ) -> Tensor:
-    """`skyformer_attention` on checked arguments. A missing `query_mask` is not replaced by `key_mask` here."""
+    """`skyformer_attention` on checked arguments. A missing `query_mask` is not replaced by `key_mask` here.
+
+    `whole` knows the sequence, of which the tensors may be only a piece.
+    """
     scale = scale_of(query, settings.scale)
     if triton_computes(query, value, settings.kernel):
         points, keys, values = query, key, value
     else:
         points, keys = query, key
         if settings.kernel.radial:
-            points, keys = accurate_points(query, key, key_mask, scale)
+            points, keys = accurate_points(query, key, key_mask, scale, whole)
         # Contiguous here, once: choosing rows and both products would each copy a strided tensor.
         points, keys = (at_least_float32(x).contiguous() for x in (points, keys))
         values = value.to(points.dtype)
     if isinstance(settings.kernel, SoftmaxKernel):
-        keys = _move_to_queries(points, keys, query_mask, key_mask)
-        candidates = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
-        short = _ShortExamples.among(candidates, settings)
-        weighted = _weigh_by_key_norm(keys, values, key_mask, scale)
-        both = _nystrom(candidates, weighted, settings, short, source)
-        out = _normalise(both, values, key_mask).to(query.dtype)
+        keys = _move_to_queries(points, keys, query_mask, key_mask, whole)
+        candidates = whole.candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
+        short = _ShortExamples.among(candidates, settings, whole)
+        weighted = _weigh_by_key_norm(keys, values, key_mask, scale, whole)
+        both = _nystrom(candidates, weighted, settings, short, source, whole)
+        out = _normalise(both, values, key_mask, whole).to(query.dtype)
         return out if short is None else short.replace_by_softmax(out, query, key, value, scale)
-    candidates = Candidates(points, keys, query_mask, key_mask, settings.kernel, scale)
-    short = _ShortExamples.among(candidates, settings)
-    return _nystrom(candidates, values, settings, short, source).to(query.dtype)
+    candidates = whole.candidates(points, keys, query_mask, key_mask, settings.kernel, scale)
+    short = _ShortExamples.among(candidates, settings, whole)
+    return _nystrom(candidates, values, settings, short, source, whole).to(query.dtype)
 
 
 def _nystrom(
@@ -377,19 +382,20 @@ def _nystrom(
     settings: SkyformerSettings,
     short: _ShortExamples | None,
     source: RandomSource,
+    whole: WholeSequence,
 ) -> Tensor:
     """Equations (4) to (6): (I, 0) C-bar S (S^T C-bar S + gamma I)^-1 S^T C-bar (0, I)^T V, with S^T [Q; K] = W."""
     plan = Plan(candidates.kernel, candidates.scale, memory_budget=settings.memory_budget)
-    query, key, chosen = _choose(candidates, settings, short, source)
+    query, key, chosen = _choose(candidates, settings, short, source, whole)
     W, active = chosen.points, chosen.active
-    right = product_by_backend(W, key, value, candidates.key_mask, plan, float32_out=True)
+    right = whole.sum(product_by_backend(W, key, value, candidates.key_mask, plan, float32_out=True))
     gram = gram_matrix(at_least_float32(W), kernel=plan.kernel, scale=plan.scale)
     if active is not None:
         right = right.masked_fill(~active.unsqueeze(-1), 0)
         gram = gram.masked_fill(~(active.unsqueeze(-1) & active.unsqueeze(-2)), 0)
     middle = regularized_solve(gram, right, settings.gamma, settings.solver)
     if short is not None:
-        middle = torch.where(short.examples.unsqueeze(-1), short.values(value, candidates.num_queries), middle)
+        middle = torch.where(short.examples.unsqueeze(-1), short.values(value), middle)
     return product_by_backend(query, W, middle, None, plan)
 
 
@@ -398,29 +404,30 @@ def _choose(
     settings: SkyformerSettings,
     short: _ShortExamples | None,
     source: RandomSource,
+    whole: WholeSequence,
 ) -> tuple[Tensor, Tensor, Landmarks]:
     """The Q and K to use from here on (see `landmark_rows`), and the landmarks."""
     query, key, sampler = candidates.query, candidates.key, settings.landmarks
-    num_rows = query.shape[2] + key.shape[2]
+    num_rows = candidates.num_rows
     builtin = is_builtin(sampler)
     if isinstance(sampler, Tensor):
         drawn: Tensor | Landmarks = sampler
     elif is_builtin(sampler):
-        drawn = sampler(candidates, settings.useful_landmarks(num_rows), source)
+        drawn = whole.draw(sampler, candidates, settings.useful_landmarks(num_rows), source)
     else:
         generator = source.generator() if isinstance(source, FixedSeed) else source
         drawn = sampler(candidates.in_float32(), settings.num_landmarks, generator)
     if isinstance(drawn, Landmarks):
         if not builtin:
             drawn = check_points_and_slots(drawn, candidates.in_float32()).to(query.dtype)
-        return query, key, drawn if short is None else short.replace_points(drawn, key, candidates.num_queries)
+        return query, key, drawn if short is None else short.replace_points(drawn, key)
     if not builtin:
         rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows)
     else:
         rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
     if short is not None:
         rows = short.replace_rows(rows)
-    query, key, points = landmark_rows(query, key, rows)
+    query, key, points = whole.landmark_rows(query, key, rows)
     # A built-in sampler fills every slot if there are more valid rows than slots.
     return query, key, Landmarks(points, None if builtin and short is None else rows >= 0)
 
@@ -433,32 +440,33 @@ class _ShortExamples:
 
     examples: Tensor
     key_rows: Tensor
+    num_queries: int
+    whole: WholeSequence
 
     @staticmethod
-    def among(candidates: Candidates, settings: SkyformerSettings) -> _ShortExamples | None:
+    def among(candidates: Candidates, settings: SkyformerSettings, whole: WholeSequence) -> _ShortExamples | None:
         """None if no example is that short, or if the caller chose the rows or the sampler."""
         if not is_builtin(settings.landmarks):
             return None
-        num_rows = candidates.num_queries + candidates.key.shape[2]
         unmasked = candidates.query_mask is None and candidates.key_mask is None
-        if unmasked and num_rows > settings.num_landmarks:
+        if unmasked and candidates.num_rows > settings.num_landmarks:
             return None
-        slots, keys = settings.useful_landmarks(num_rows), candidates.valid_keys()
+        slots, keys = settings.useful_landmarks(candidates.num_rows), candidates.valid_keys()
         examples = candidates.valid_queries() + keys <= slots
         if may_look_at_values(examples) and not bool(examples.any()):
             return None
         slot = torch.arange(slots, device=candidates.device).expand(keys.shape[0], -1)
         key_rows = torch.where(slot < keys, candidates.key_row(slot), -1)
-        return _ShortExamples(examples[:, None], key_rows[:, None])
+        return _ShortExamples(examples[:, None], key_rows[:, None], candidates.num_queries, whole)
 
     def replace_rows(self, rows: Tensor) -> Tensor:
         """The drawn rows (B, 1 or H, k), with all keys as the rows of the short examples: (B, 1 or H, d)."""
         filled = F.pad(rows, (0, self.key_rows.shape[-1] - rows.shape[-1]), value=-1)
         return torch.where(self.examples, self.key_rows, filled)
 
-    def replace_points(self, drawn: Landmarks, key: Tensor, num_queries: int) -> Landmarks:
+    def replace_points(self, drawn: Landmarks, key: Tensor) -> Landmarks:
         """The same for landmarks that need not be rows."""
-        keys = self.values(key, num_queries)
+        keys = self.values(key)
         return Landmarks(
             torch.where(self.examples.unsqueeze(-1), keys, drawn.points),
             torch.where(self.examples, self.key_rows >= 0, drawn.all_active()),
@@ -467,51 +475,56 @@ class _ShortExamples:
     def replace_by_softmax(self, out: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """`out` (B, H, L, Pv), with softmax attention for the short examples: exact for any norm, also where the
         Gaussian values that `_normalise` divides by vanish."""
-        keys, values = (self.values(x, query.shape[2]) for x in (key, value))
+        keys, values = self.values(key), self.values(value)
         exact = attend_softmax(query, keys, values, self.key_rows.squeeze(1) >= 0, scale=scale)
         return torch.where(self.examples.unsqueeze(-1), exact, out)
 
-    def values(self, value: Tensor, num_queries: int) -> Tensor:
+    def values(self, value: Tensor) -> Tensor:
         """The rows of value (B, H, S, Pv), or of the keys, at the landmarks; zero in empty slots."""
-        taken = take_rows(value, (self.key_rows - num_queries).clamp(0, max(value.shape[2] - 1, 0)))
+        taken = self.whole.key_rows(value, self.key_rows - self.num_queries)
         return taken.masked_fill((self.key_rows < 0).unsqueeze(-1), 0)
 
 
-def _move_to_queries(query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Tensor:
+def _move_to_queries(
+    query: Tensor, key: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, whole: WholeSequence
+) -> Tensor:
     """The keys, shifted so that their mean is the mean of the queries. A common shift c of the keys adds q_i . c to all
     scores of row i, which does not change softmax attention, and the Gaussian kernel then compares nearby points."""
-    return key + (mean_of_valid(query, query_mask) - mean_of_valid(key, key_mask))
+    return key + (whole.mean(query, query_mask) - whole.mean(key, key_mask))
 
 
-def _weigh_by_key_norm(key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
+def _weigh_by_key_norm(
+    key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float, whole: WholeSequence
+) -> Tensor:
     """D_K^(1/2) [V, 1]: with A = D_Q^(1/2) C D_K^(1/2), its Gaussian product is A [V, 1] up to a factor for each row.
 
     The largest |k_j|^2 / 2 is subtracted in the exponent, because it cancels in D^-1 A V.
     """
     height = half_norms(key, scale)
     visible = height if key_mask is None else height.masked_fill(~key_mask[:, None, :, None], 0)
-    peak = visible.detach().amax(2, keepdim=True) if key.shape[2] else 0.0
-    weight = (visible - peak).exp()
+    peak = visible.detach().amax(2, keepdim=True) if key.shape[2] else key.new_zeros(*key.shape[:2], 1, 1)
+    weight = (visible - whole.largest(peak)).exp()
     return torch.cat([value * weight, weight], -1)
 
 
-def _normalise(both: Tensor, value: Tensor, key_mask: Tensor | None) -> Tensor:
+def _normalise(both: Tensor, value: Tensor, key_mask: Tensor | None, whole: WholeSequence) -> Tensor:
     """D^-1 A V from A [V, 1]. An exact row sum is positive, but an approximate one may be zero or negative. The exact
     output is an average of the values, so the output is clamped to their range."""
     total = both[..., -1:]
     out = both[..., :-1] / total.clamp(min=torch.finfo(total.dtype).tiny ** 0.5)
-    return out.clamp(*value_range(value.detach(), key_mask))
+    return out.clamp(*value_range(value.detach(), key_mask, whole))
 
 
-def value_range(value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def value_range(value: Tensor, key_mask: Tensor | None, whole: WholeSequence = WHOLE) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each feature over the valid keys, zero if there are none: (B, H, 1, Pv)."""
     if value.shape[2] == 0:
-        zero = value.new_zeros(*value.shape[:2], 1, value.shape[-1])
-        return zero, zero
-    if key_mask is None:
+        high = value.new_full((*value.shape[:2], 1, value.shape[-1]), -math.inf)
+        low = -high
+    elif key_mask is None:
         low, high = value.aminmax(dim=2, keepdim=True)
-        return low, high
-    hidden = ~key_mask[:, None, :, None]
-    low = value.masked_fill(hidden, math.inf).amin(2, keepdim=True)
-    high = value.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
-    return low.nan_to_num(posinf=0.0), high.nan_to_num(neginf=0.0)
+    else:
+        hidden = ~key_mask[:, None, :, None]
+        low = value.masked_fill(hidden, math.inf).amin(2, keepdim=True)
+        high = value.masked_fill(hidden, -math.inf).amax(2, keepdim=True)
+    low, high = -whole.largest(-low), whole.largest(high)
+    return low.masked_fill(low == math.inf, 0), high.masked_fill(high == -math.inf, 0)

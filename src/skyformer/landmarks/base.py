@@ -42,6 +42,11 @@ class Candidates:
         return self.query.shape[2]
 
     @property
+    def num_rows(self) -> int:
+        """Rows of [Q; K]."""
+        return self.num_queries + self.key.shape[2]
+
+    @property
     def device(self) -> torch.device:
         return self.query.device
 

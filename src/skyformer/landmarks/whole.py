@@ -1,0 +1,62 @@
+"""What Skyformer needs to know about a whole sequence: its landmarks, and sums, means and extremes over its rows.
+
+`WholeSequence` is for the usual case that one process holds all rows, where most of it is nothing to do. Where each
+process holds a piece, `skyformer.distributed` does the same by exchanging as little as possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from skyformer.landmarks.base import Candidates, Landmarks, Sampler
+from skyformer.landmarks.rows import landmark_rows, mean_of_valid, take_rows
+from skyformer.ops.kernels import Kernel
+from skyformer.ops.noise import RandomSource
+
+
+@dataclass(frozen=True)
+class WholeSequence:
+    """All rows of Q and K are in this process."""
+
+    def candidates(
+        self,
+        query: Tensor,
+        key: Tensor,
+        query_mask: Tensor | None,
+        key_mask: Tensor | None,
+        kernel: Kernel,
+        scale: float,
+        normalised: bool = False,
+    ) -> Candidates:
+        return Candidates(query, key, query_mask, key_mask, kernel, scale, normalised)
+
+    def draw(
+        self, sampler: Sampler, candidates: Candidates, num_landmarks: int, source: RandomSource
+    ) -> Tensor | Landmarks:
+        """The landmarks of a built-in sampler."""
+        return sampler(candidates, num_landmarks, source)
+
+    def landmark_rows(self, query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `skyformer.landmarks.rows.landmark_rows`."""
+        return landmark_rows(query, key, rows)
+
+    def key_rows(self, x: Tensor, numbers: Tensor) -> Tensor:
+        """The rows of the keys with these numbers (B, 1, d) in x (B, H, S, P): (B, H, d, P)."""
+        return take_rows(x, numbers.clamp(0, max(x.shape[2] - 1, 0)))
+
+    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean of the valid rows of x (B, H, n, P): (B, H, 1, P)."""
+        return mean_of_valid(x, mask)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all processes."""
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest value of each entry of x over all processes; it has no gradient."""
+        return x.detach()
+
+
+WHOLE = WholeSequence()
