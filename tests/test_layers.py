@@ -27,6 +27,7 @@ LAYERS = [
     "functional",
     "attention",
     "model",
+    "distributed",
     "hf",
     "report",
     "lra",

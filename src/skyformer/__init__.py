@@ -47,7 +47,7 @@ _HOMES = {
     "tilted_attention": "attention.tilted",
     "use_backend": "ops.backends",
 }
-_MODULES = ("attention", "checks", "errors", "functional", "landmarks", "ops", "registry")
+_MODULES = ("attention", "checks", "distributed", "errors", "functional", "landmarks", "ops", "registry")
 
 
 def __getattr__(name: str) -> Any:

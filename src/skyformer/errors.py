@@ -80,6 +80,14 @@ class DivergedError(TrainingError):
     """A loss or a gradient is not finite; running it again would give the same."""
 
 
+class RanksDisagreeError(InputError):
+    """Processes that share a sequence were given different shapes, options or seeds; all raise it alike."""
+
+
+class RankLostError(TrainingError):
+    """Another process that shares the sequence ended, or did not answer within the timeout of the group."""
+
+
 class MissedTargetError(SkyformerError):
     """A benchmark measured a value outside its target."""
 

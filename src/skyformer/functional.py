@@ -319,11 +319,7 @@ def skyformer_attention(
         True
     """
     check_query_key_value(query, key, value)
-    if is_causal:
-        raise UnsupportedError(
-            "is_causal must be False for skyformer_attention, because every output depends on landmarks from the whole "
-            "sequence; got True. The exact kernelized_attention supports is_causal=True"
-        )
+    refuse_causal(is_causal)
     query_mask = check_masks(query, key, key_mask, query_mask)
     if check_finite:
         check_finite_inputs(query=query, key=key, value=value)
@@ -337,6 +333,15 @@ def skyformer_attention(
         memory_budget=memory_budget,
     )
     return attend_skyformer(query, key, value, key_mask, query_mask, settings, generator)
+
+
+def refuse_causal(is_causal: bool) -> None:
+    """Raise an error if causal attention is requested of Skyformer."""
+    if is_causal:
+        raise UnsupportedError(
+            "is_causal must be False for skyformer_attention, because every output depends on landmarks from the whole "
+            "sequence; got True. The exact kernelized_attention supports is_causal=True"
+        )
 
 
 def attend_skyformer(

@@ -79,7 +79,8 @@ def pad_slots(rows: Tensor, num_landmarks: int) -> Tensor:
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows (B, 1 or H, k) of x (B, H, n, P): (B, H, k, P)."""
     if x.shape[2] == 0:
-        return x.new_zeros(*x.shape[:2], rows.shape[-1], x.shape[-1])
+        # Zeros that depend on x: with pieces of a sequence, every process must take part in the backward pass.
+        return x.sum(2, keepdim=True).expand(-1, -1, rows.shape[-1], -1)
     return x[(*_batch_and_head(x), rows)]
 
 

@@ -260,15 +260,24 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
         return Landmarks(x.new_zeros(batch, heads, num_segments, features), empty)
     if mask is None and length % num_segments == 0:
         return Landmarks(x.unflatten(2, (num_segments, -1)).mean(3))
-    count = count_valid(mask, x)
-    used = count.clamp(max=num_segments)
     rank = valid_ranks(mask, batch, length, x.device)
+    sums, sizes = segment_sums(x, mask, rank, count_valid(mask, x), num_segments)
+    return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
+
+
+def segment_sums(
+    x: Tensor, mask: Tensor | None, rank: Tensor, count: Tensor, num_segments: int
+) -> tuple[Tensor, Tensor]:
+    """The sums (B, H, m, P) and the sizes (B, m) of m segments of the valid rows of x (B, H, n, P), each row with its
+    rank (B, n) among `count` (B, 1) valid rows, of which x may be only a part."""
+    batch, heads, _, features = x.shape
+    used = count.clamp(max=num_segments)
     segment = torch.div(rank * used, count.clamp(min=1), rounding_mode="floor").clamp(0, num_segments - 1)
     member = torch.ones_like(rank, dtype=x.dtype) if mask is None else mask.to(x.dtype)
     index = segment[:, None, :, None].expand_as(x)
     sums = x.new_zeros(batch, heads, num_segments, features).scatter_add(2, index, x * member[:, None, :, None])
     sizes = x.new_zeros(batch, num_segments).scatter_add(1, segment, member)
-    return Landmarks(sums / sizes.clamp(min=1)[:, None, :, None], (sizes > 0)[:, None])
+    return sums, sizes
 
 
 def _scale_to(noise: Tensor, count: Tensor) -> Tensor:

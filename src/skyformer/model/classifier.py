@@ -31,11 +31,12 @@ class SequenceClassifier(StoredModel):
     def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
         super().__init__(as_config(config, settings))
         self.encoder = SkyformerEncoder(self.config)
+        self.pool: nn.Module = MeanPooling()
         self.head = _mlp_head(self.config.dim, self.config)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """tokens int64 (B, n), mask bool (B, n), True = a real token, to logits (B, num_classes)."""
-        logits: Tensor = self.head(masked_mean(self.encoder(tokens, mask), mask))
+        logits: Tensor = self.head(self.pool(self.encoder(tokens, mask), mask))
         return logits
 
 
@@ -50,6 +51,7 @@ class PairClassifier(StoredModel):
     def __init__(self, config: ModelConfig | None = None, **settings: Any) -> None:
         super().__init__(as_config(config, settings))
         self.encoder = SkyformerEncoder(self.config)
+        self.pool: nn.Module = MeanPooling()
         self.head = _mlp_head(4 * self.config.dim, self.config)
 
     def forward(
@@ -60,20 +62,32 @@ class PairClassifier(StoredModel):
         second_mask: Tensor | None = None,
     ) -> Tensor:
         """Tokens int64 (B, n) and (B, m), masks bool of the same shapes, True = a real token, to (B, num_classes)."""
-        a = masked_mean(self.encoder(first_tokens, first_mask), first_mask)
-        b = masked_mean(self.encoder(second_tokens, second_mask), second_mask)
+        a = self.pool(self.encoder(first_tokens, first_mask), first_mask)
+        b = self.pool(self.encoder(second_tokens, second_mask), second_mask)
         logits: Tensor = self.head(torch.cat([a, b, a * b, a - b], -1))
         return logits
 
 
+class MeanPooling(nn.Module):
+    """`masked_mean`, as a module that another kind of pooling can take the place of."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return masked_mean(x, mask)
+
+
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """The mean of x (B, n, dim) over the real tokens: (B, dim), zeros if there are none."""
+    total, count = masked_sum(x, mask)
+    return (total / count.clamp(min=1)).to(x.dtype)
+
+
+def masked_sum(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of x (B, n, dim) over the real tokens (B, dim), and their number (B, 1)."""
     # The sum over a long sequence overflows in half precision.
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
-        return (x.sum(1, dtype=dtype) / max(x.shape[1], 1)).to(x.dtype)
-    real = x.masked_fill(~mask.unsqueeze(-1), 0)
-    return (real.sum(1, dtype=dtype) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+        return x.sum(1, dtype=dtype), torch.full((x.shape[0], 1), x.shape[1], device=x.device)
+    return x.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=dtype), mask.sum(1, keepdim=True)
 
 
 def _mlp_head(width: int, config: ModelConfig) -> nn.Sequential:

@@ -23,15 +23,23 @@ class Embeddings(nn.Module):
         for table in (self.token, self.position):
             nn.init.normal_(table, std=STD)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens int64 (B, n), mask bool (B, n) to (B, n, dim). Masked positions may hold any number."""
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, start: int = 0) -> Tensor:
+        """tokens int64 (B, n), mask bool (B, n) to (B, n, dim). Masked positions may hold any number.
+
+        `start` is the position of the first token, if these are not the first tokens of their sequences.
+        """
+        tokens = self.checked(tokens, mask)
+        # In place, because the backward of a lookup needs its indices, not its result.
+        return F.embedding(tokens, self.token).add_(self.position[start : start + tokens.shape[1]])
+
+    def checked(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """The tokens, zero where masked; an error if they cannot be embedded."""
         self._check_tokens(tokens)
         check_mask("mask", mask, *tokens.shape)
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
         self._check_range(tokens)
-        # In place, because the backward of a lookup needs its indices, not its result.
-        return F.embedding(tokens, self.token).add_(self.position[: tokens.shape[1]])
+        return tokens
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if not isinstance(tokens, Tensor):

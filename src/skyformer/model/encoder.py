@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
         self.num_heads = config.num_heads
         self.project_in = nn.Linear(config.dim, 3 * config.dim)
         with forked_random_stream():
-            self.attention = config.build_attention(layer)
+            self.attention: nn.Module = config.build_attention(layer)
         self.project_out = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -60,6 +61,12 @@ def _first_seed(seed: int) -> int:
     # In another thread, because a mode of torch that traces or fakes operations belongs to one thread.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(draw_seed, torch.Generator().manual_seed(seed)).result()
+
+
+def mixed_seed(purpose: str, *numbers: int) -> int:
+    """A seed of 63 bits, hashed from its purpose and numbers, so that neighbouring seeds or steps share nothing."""
+    text = ":".join([purpose, *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def uniform_noise(seed: Seed, stream: int, count: int, device: torch.device) -> Tensor:

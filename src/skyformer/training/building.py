@@ -5,7 +5,6 @@ Nothing here needs Lightning, so that a process that only takes a few steps star
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -17,15 +16,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import TaskSpec, task_spec
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.ops.noise import mixed_seed
 from skyformer.training.config import OptimConfig, RunConfig
 
 _LOWEST_BETA1, _HIGHEST_BETA1 = 0.85, 0.95
-
-
-def mixed_seed(purpose: str, *numbers: int) -> int:
-    """A seed of 63 bits, hashed from its purpose and numbers, so that neighbouring seeds or steps share nothing."""
-    text = ":".join([purpose, *map(str, numbers)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def step_seed(seed: int, number: int, rank: int = 0) -> int:

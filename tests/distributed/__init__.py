@@ -1,0 +1,1 @@
+"""Sequences in pieces: groups of one to four processes with gloo."""
