@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.suite import backward, relative_error
+from skyformer.testing.suite import backward, relative_error
 
 Function = Callable[..., Tensor]
 

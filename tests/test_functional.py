@@ -17,7 +17,7 @@ from skyformer.landmarks import SAMPLERS
 from skyformer.ops.kernels import KERNELS
 from skyformer.ops.products import dense_kernel_product
 from skyformer.ops.solve import SOLVERS, SchulzSolver
-from tests.attention.suite import backward, draw, relative_error
+from skyformer.testing.suite import backward, draw, relative_error
 from tests.helpers import assert_same_with_gradients, authors_outputs, reference_error, refused, scattered_mask
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import skyformer
 from skyformer.ops.products import dense_kernel_product
-from tests.attention.suite import backward, relative_error
+from skyformer.testing.suite import backward, relative_error
 from tests.helpers import scattered_mask
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU: run `make test-gpu` on one")

@@ -32,7 +32,7 @@ from skyformer.landmarks import (
 from skyformer.landmarks.leverage import exact_leverage_scores, kernel_diagonal
 from skyformer.landmarks.samplers import query_share
 from skyformer.ops.kernels import GaussianKernel, SoftmaxKernel
-from tests.attention.suite import draw, insert_masked, relative_error
+from skyformer.testing.suite import draw, insert_masked, relative_error
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 RECURSIVE = LeverageSampler(exact_limit=8)

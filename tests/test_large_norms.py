@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyformer import kernelized_attention, skyformer_attention
-from tests.attention.suite import relative_error
+from skyformer.testing.suite import relative_error
 from tests.helpers import scattered_mask
 
 NORMS = [1e2, 1.7e3, 5.6e3, 1.7e4, 8e4, 1e6]

@@ -26,6 +26,7 @@ LAYERS = [
     "landmarks",
     "functional",
     "attention",
+    "testing",
     "model",
     "distributed",
     "hf",

@@ -12,7 +12,7 @@ from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
 from skyformer.landmarks import Candidates, statistical_dimension
 from skyformer.landmarks.suggestion import SampledBlock, largest_singular_value
 from skyformer.ops.kernels import GaussianKernel
-from tests.attention.suite import LargestStorage, insert_masked
+from skyformer.testing.suite import LargestStorage, insert_masked
 from tests.helpers import refused
 
 

@@ -50,28 +50,42 @@ def check_query_key_value(
         raise ShapeError(f"{third} must have {second}'s length {key.shape[2]}; got {value.shape[2]}")
 
 
-def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> None:
-    """`mask` is None or bool (batch, length), True where a token is real."""
+def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+    """The mask (batch, length) as bool, True where a token is real. Integers 0 and 1, as tokenizers make them, are
+    accepted; only on the CPU are they looked at, because an accelerator would have to wait."""
     if mask is None:
-        return
+        return None
     if not isinstance(mask, Tensor):
-        raise MaskError(f"{name} must be a bool tensor ({batch}, {length}); got {type(mask).__name__}")
-    if mask.dtype != torch.bool:
+        raise MaskError(f"{name} must be a tensor ({batch}, {length}) of bool; got {type(mask).__name__}")
+    if mask.is_floating_point() or mask.is_complex():
         raise MaskError(
-            f"{name} must be bool, True = attend; got {mask.dtype}. Convert a 0/1 mask with {name}.bool(), "
-            f"an additive one (0 / -inf) with {name} == 0"
+            f"{name} must be bool or integers 0 and 1, True or 1 = attend; got {mask.dtype}. Convert a mask of 0.0 and "
+            f"1.0 with {name}.bool(), an additive one (0 / -inf) with {name} == 0"
         )
     if mask.shape != (batch, length):
         raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.numel():
+        low, high = (int(end) for end in mask.aminmax())
+        if low < 0 or high > 1:
+            raise MaskError(f"{name} must be bool or 0 and 1, 1 = attend; got integers from {low} to {high}")
+    return mask != 0
 
 
-def check_masks(query: Tensor, key: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor | None:
-    """Check both masks; returns the query mask to use, which is `key_mask` if none is given and L == S."""
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+def as_bool(mask: Tensor | None) -> Tensor | None:
+    """A mask that is checked elsewhere, as bool."""
+    return mask.bool() if isinstance(mask, Tensor) else mask
+
+
+def check_masks(
+    query: Tensor, key: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Both masks as bool, key mask first; a missing query mask is the key mask if L == S."""
+    key_mask = check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
     if query_mask is None:
-        return key_mask if query.shape[2] == key.shape[2] else None
-    check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
-    return query_mask
+        return key_mask, key_mask if query.shape[2] == key.shape[2] else None
+    return key_mask, check_mask("query_mask", query_mask, query.shape[0], query.shape[2])
 
 
 def check_at_least(name: str, number: int, least: int, most: int = LARGEST_INTEGER) -> None:

@@ -44,10 +44,12 @@ class MaskError(InputError):
 class UnknownNameError(InputError):
     """A name is not registered; the message contains `suggestion`, or else the most similar known name."""
 
-    def __init__(self, what: str, name: object, known: Iterable[str], suggestion: str | None = None) -> None:
+    def __init__(
+        self, what: str, name: object, known: Iterable[str], suggestion: str | None = None, advice: str = ""
+    ) -> None:
         names = sorted(known)
         close = [suggestion] if suggestion else difflib.get_close_matches(str(name), names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = f" Did you mean {close[0]!r}?" if close else f" {advice}" if advice else ""
         super().__init__(f"unknown {what} {name!r}; known: {', '.join(names)}.{hint}")
 
 
@@ -120,6 +122,8 @@ EXTRA_OF_MODULE = MappingProxyType(
         "linformer": "peers",
         "nystrom_attention": "peers",
         "performer_pytorch": "peers",
+        "pytest": "testing",
+        "hypothesis": "testing",
     }
 )
 """Modules of the optional dependencies, and the extra of pyproject.toml that installs them."""
@@ -180,3 +184,11 @@ class DataWarning(SkyformerWarning):
 
 class IgnoredSettingWarning(SkyformerWarning):
     """The chosen attention does not support a setting of the model, which is ignored."""
+
+
+class ReplacedWarning(SkyformerWarning):
+    """Something that is known by name got another definition or other options under the same name."""
+
+
+class PluginWarning(SkyformerWarning):
+    """An installed package offers a part that cannot be loaded."""

@@ -34,6 +34,7 @@ from skyformer.landmarks import (
     check_rows,
     get_sampler,
     is_builtin,
+    without_masked_rows,
 )
 from skyformer.landmarks.whole import WHOLE, WholeSequence
 from skyformer.ops.backends import product_by_backend, triton_computes
@@ -101,7 +102,7 @@ def kernelized_attention(
         True
     """
     check_query_key_value(query, key, value)
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+    key_mask = check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
     check_probability("dropout_p", dropout_p)
     check_memory_budget(memory_budget)
     check_scale(scale)
@@ -187,7 +188,7 @@ def softmax_attention(
         True
     """
     check_query_key_value(query, key, value)
-    check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
+    key_mask = check_mask("key_mask", key_mask, key.shape[0], key.shape[2])
     check_probability("dropout_p", dropout_p)
     check_scale(scale)
     return attend_softmax(query, key, value, key_mask, is_causal, scale, dropout_p)
@@ -320,7 +321,7 @@ def skyformer_attention(
     """
     check_query_key_value(query, key, value)
     refuse_causal(is_causal)
-    query_mask = check_masks(query, key, key_mask, query_mask)
+    key_mask, query_mask = check_masks(query, key, key_mask, query_mask)
     if check_finite:
         check_finite_inputs(query=query, key=key, value=value)
     settings = SkyformerSettings.checked(
@@ -427,7 +428,7 @@ def _choose(
             drawn = check_points_and_slots(drawn, candidates.in_float32()).to(query.dtype)
         return query, key, drawn if short is None else short.replace_points(drawn, key)
     if not builtin:
-        rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows)
+        rows = without_masked_rows(check_rows(drawn, query.shape[0], query.shape[1], num_rows), candidates)
     else:
         rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
     if short is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from skyformer.attention.bigbird import BigBirdAttention, bigbird_attention, bigbird_block_mask
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.functional import softmax_attention
-from tests.attention.suite import AttentionSuite, OptionSuite
+from skyformer.testing.suite import AttentionSuite, OptionSuite
 from tests.helpers import assert_same_with_gradients
 
 HEADS = 3

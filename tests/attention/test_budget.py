@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyformer import suggest_budget, tilted_attention
 from skyformer.errors import InputError, MaskError, UnknownNameError
-from tests.attention.suite import LargestStorage, insert_masked
+from skyformer.testing.suite import LargestStorage, insert_masked
 from tests.attention.test_tilted import exact, smooth
 from tests.helpers import refused
 

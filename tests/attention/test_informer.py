@@ -11,7 +11,7 @@ from torch import Tensor
 from skyformer import build_attention, softmax_attention
 from skyformer.attention.informer import _Quota, informer_attention, sample_keys
 from skyformer.errors import InputError
-from tests.attention.suite import AttentionSuite, LargestStorage, OptionSuite
+from skyformer.testing.suite import AttentionSuite, LargestStorage, OptionSuite
 
 
 class TestInformer(AttentionSuite):

@@ -13,7 +13,7 @@ from skyformer import MultiheadAttention, build_attention, softmax_attention
 from skyformer.attention import Attention
 from skyformer.attention.linformer import linformer_attention
 from skyformer.errors import InputError, ShapeError
-from tests.attention.suite import AttentionSuite, OptionSuite
+from skyformer.testing.suite import AttentionSuite, OptionSuite
 from tests.helpers import authors_outputs, reference_error
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from skyformer import MultiheadAttention, list_attentions
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError, UnsupportedError
-from tests.attention.suite import backward, relative_error
+from skyformer.testing.suite import backward, relative_error
 from tests.helpers import refused, scattered_mask
 
 E, H, B, L, S = 16, 4, 3, 7, 9

@@ -14,7 +14,7 @@ from skyformer import build_attention, softmax_attention
 from skyformer.attention import Attention, nystromformer
 from skyformer.attention.nystromformer import convolve_tokens, iterative_pinv, nystromformer_attention
 from skyformer.errors import InputError, ShapeError, UnsupportedError
-from tests.attention.suite import AttentionSuite, OptionSuite, relative_error
+from skyformer.testing.suite import AttentionSuite, OptionSuite, relative_error
 from tests.helpers import authors_outputs, reference_error
 
 

@@ -15,7 +15,7 @@ from skyformer.attention.performer import PerformerAttention, draw_projection, p
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.functional import softmax_attention
 from skyformer.ops.noise import draw_seed
-from tests.attention.suite import AttentionSuite, OptionSuite, relative_error
+from skyformer.testing.suite import AttentionSuite, OptionSuite, relative_error
 from tests.helpers import assert_same_with_gradients
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skyformer.attention.reformer import ReformerAttention, lsh_buckets, reformer_attention
 from skyformer.errors import InputError, ShapeError, UnsupportedError
-from tests.attention.suite import AttentionSuite, OptionSuite, backward
+from skyformer.testing.suite import AttentionSuite, OptionSuite, backward
 
 HEADS = 3
 

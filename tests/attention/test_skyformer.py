@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from tests.attention.suite import AttentionSuite, OptionSuite
+from skyformer.testing.suite import AttentionSuite, OptionSuite
 
 SMALL = {"num_landmarks": 12, "gamma": 0.1}
 

@@ -12,7 +12,7 @@ from skyformer.attention.partition import contiguous_parts, tree_parts
 from skyformer.attention.tilted import TiltedPlan, tilted_attention
 from skyformer.errors import InputError, UnsupportedError
 from skyformer.functional import kernelized_attention, softmax_attention
-from tests.attention.suite import AttentionSuite, relative_error
+from skyformer.testing.suite import AttentionSuite, relative_error
 from tests.helpers import refused, scattered_mask
 
 SMALL = {"num_blocks": 3, "num_exact": 5, "num_cells": 4}

@@ -18,7 +18,7 @@ from skyformer.ops import fused as fused_module
 from skyformer.ops.flash import flash_attention_works
 from skyformer.ops.fused import fused_gaussian_attention, fused_gaussian_available
 from skyformer.ops.products import dense_kernel_product
-from tests.attention.suite import LargestStorage, backward, draw, relative_error
+from skyformer.testing.suite import LargestStorage, backward, draw, relative_error
 from tests.helpers import assert_same_with_gradients, scattered_mask
 
 SHAPES = [(1, 1, 4), (1, 40, 8), (40, 1, 8), (33, 70, 1), (70, 33, 7), (300, 300, 5), (513, 40, 33)]

@@ -24,7 +24,7 @@ from skyformer.ops.kernels import (
     get_kernel,
     half_norms,
 )
-from tests.attention.suite import draw
+from skyformer.testing.suite import draw
 from tests.helpers import refused
 
 RADIAL: list[tuple[Kernel, Callable[[Tensor], Tensor]]] = [

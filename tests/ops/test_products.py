@@ -13,7 +13,7 @@ from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
 from skyformer.ops import products
 from skyformer.ops.kernels import KERNELS, MaternKernel, RationalQuadraticKernel
 from skyformer.ops.products import block_shape, dense_kernel_product, subtract_dots
-from tests.attention.suite import LargestStorage, backward, draw
+from skyformer.testing.suite import LargestStorage, backward, draw
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
 KERNELS_AND_VARIANTS = [*map(KERNELS.get, KERNELS.names()), MaternKernel(2.5), RationalQuadraticKernel(0.5)]

@@ -12,7 +12,7 @@ from torch import Tensor
 import skyformer
 from skyformer.ops.products import dense_kernel_product
 from skyformer.ops.triton_products import LARGEST_HEAD_DIM, triton_product
-from tests.attention.suite import backward, relative_error
+from skyformer.testing.suite import backward, relative_error
 from tests.helpers import authors_outputs, reference_error, scattered_mask
 
 pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be tested")

@@ -6,7 +6,7 @@ from skyformer.attention.registry import (
     attention_options,
     build_attention,
     list_attentions,
-    register,
+    register_attention,
 )
 
 __all__ = [
@@ -17,5 +17,5 @@ __all__ = [
     "attention_options",
     "build_attention",
     "list_attentions",
-    "register",
+    "register_attention",
 ]

@@ -154,14 +154,14 @@ class Attention(nn.Module, abc.ABC):
         """The inputs with the default query mask; an error if they do not fit each other or this mechanism."""
         query, key, value = inputs.query, inputs.key, inputs.value
         check_query_key_value(query, key, value)
-        query_mask = check_masks(query, key, inputs.key_mask, inputs.query_mask)
+        key_mask, query_mask = check_masks(query, key, inputs.key_mask, inputs.query_mask)
         if inputs.is_causal:
             cls.require(Promise.CAUSAL)
         if query.shape[2] != key.shape[2]:
             cls.require(Promise.CROSS_ATTENTION)
         if value.shape[-1] != query.shape[-1]:
             cls.require(Promise.VALUE_DIM)
-        return Inputs(query, key, value, inputs.key_mask, query_mask, inputs.is_causal)
+        return Inputs(query, key, value, key_mask, query_mask, inputs.is_causal)
 
     @classmethod
     def require(cls, promise: Promise) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Ranks, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.functional import attend_softmax
@@ -193,7 +193,7 @@ def _take_blocks(x: Tensor, number: Tensor) -> Tensor:
     return x.gather(2, index)
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class BigBirdAttention(Attention):
     """softmax(Q K^T scale + log M) V with a block-sparse mask M, which `seed` fixes in training as well."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import attend_softmax
 from skyformer.landmarks.rows import count_valid, mean_of_valid, nth_valid, pick_in_stratum, take_rows
@@ -140,7 +140,7 @@ def _largest(measure: Tensor, query_mask: Tensor | None, quota: _Quota) -> tuple
     return rows, chosen[:, None]
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class InformerAttention(Attention):
     """softmax(q_i K^T / sqrt(P)) V for the u queries furthest from uniform attention, the mean of V for the others.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.checks import check_finite_inputs, check_memory_budget
 from skyformer.functional import attend_kernelized
 from skyformer.ops.kernels import Kernel, get_kernel, scale_of
 from skyformer.ops.products import MEMORY_BUDGET, Plan
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class KernelizedAttention(Attention):
     """kappa(Q / p^(1/4), K / p^(1/4)) V."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
@@ -101,7 +101,7 @@ def _check_length(length: int, key_mask: Tensor | None, columns: int) -> None:
         )
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinformerAttention(Attention):
     """softmax(Q (E K)^T / sqrt(P)) (F V) with learned E and F, (H or 1, num_features, max_length).

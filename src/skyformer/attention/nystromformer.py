@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, ShapeError, UnsupportedError
@@ -143,7 +143,7 @@ def _check_convolution(convolution: Tensor, query: Tensor, key: Tensor) -> None:
         )
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class NystromformerAttention(Attention):
     """softmax(Q K~^T) pinv(softmax(Q~ K~^T)) softmax(Q~ K^T) V, with an optional convolution of V.

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import in_blocks
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import ShapeError, UnknownNameError
@@ -187,7 +187,7 @@ def _normalise(product: Tensor) -> Tensor:
     return product[..., :-1] / total.clamp(min=floor)
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class PerformerAttention(Attention):
     """D^-1 phi(Q) (phi(K)^T V) with random features phi that all heads share.

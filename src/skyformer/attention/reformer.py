@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Move, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
@@ -239,7 +239,7 @@ def _join_rounds(both: Tensor, peak: Tensor, rounds: int) -> Tensor:
     return joint[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class ReformerAttention(Attention):
     """LSH attention with shared queries and keys: `key` is checked but not used, and gets no gradient."""

@@ -1,28 +1,58 @@
-"""The attentions by name: every module of this package registers its mechanism when it is imported."""
+"""The attentions by name: every module of this package registers its mechanism when it is imported, and modules from
+outside may register theirs."""
 
 from __future__ import annotations
 
 import inspect
+from fnmatch import fnmatchcase
 from typing import Any
 
 from skyformer.attention.base import Attention
-from skyformer.errors import UnknownNameError
-from skyformer.registry import Registry
+from skyformer.errors import InputError, UnknownNameError
+from skyformer.registry import Class, Registry
 
-_ATTENTIONS: Registry[type[Attention]] = Registry("attention", __package__)
 _ORDER = ("softmax", "kernelized", "skyformer")
 
-register = _ATTENTIONS.register
-"""Class decorator: makes an `Attention` known by its `name`."""
+
+def _checked(cls: type[Attention]) -> type[Attention]:
+    """The class itself, if its options can be given by name and its instances can be modules of a model."""
+    decorator = "@dataclass(eq=False, repr=False, kw_only=True)"
+    if cls.__hash__ is None:
+        raise InputError(f"{cls.__name__} must be hashable, as every module; write {decorator}")
+    positional = [
+        name
+        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in ("self", "num_heads", "head_dim")
+    ]
+    if positional:
+        raise InputError(
+            f"the options of {cls.__name__} must be given by name, but {', '.join(positional)} need not be; write "
+            f"{decorator}"
+        )
+    return cls
 
 
-def list_attentions() -> list[str]:
-    """The names of all mechanisms: softmax and the paper's own first, then in alphabetical order.
+_ATTENTIONS: Registry[type[Attention]] = Registry(
+    "attention", __package__, base=Attention, make=_checked, entry_points="skyformer.attentions"
+)
+
+
+def register_attention(cls: Class) -> Class:
+    """Class decorator: makes an `Attention` known by its `name`."""
+    return _ATTENTIONS.register(cls)
+
+
+def list_attentions(pattern: str = "*") -> list[str]:
+    """The names of all mechanisms, or of those that match a pattern, in which * stands for any characters: softmax and
+    the paper's own first, then in alphabetical order.
 
     >>> list_attentions()[:4]
     ['softmax', 'kernelized', 'skyformer', 'bigbird']
+    >>> list_attentions("*former")
+    ['skyformer', 'informer', 'linformer', 'nystromformer', 'performer', 'reformer']
     """
-    return sorted(_ATTENTIONS.names(), key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    names = [name for name in _ATTENTIONS.names() if fnmatchcase(name, pattern)]
+    return sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
 def attention_class(name: str) -> type[Attention]:

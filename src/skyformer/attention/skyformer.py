@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.checks import check_finite_inputs
 from skyformer.functional import GAMMA, SkyformerSettings, attend_skyformer
 from skyformer.landmarks import CustomSampler, Sampler
@@ -18,7 +18,7 @@ from skyformer.ops.products import MEMORY_BUDGET
 from skyformer.ops.solve import Solver
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class SkyformerAttention(Attention):
     """kappa(Q, W) (kappa(W, W) + gamma I)^-1 kappa(W, K) V."""

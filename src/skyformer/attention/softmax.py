@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.functional import attend_softmax
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class SoftmaxAttention(Attention):
     """softmax(Q K^T / sqrt(P)) V."""

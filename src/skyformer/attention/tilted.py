@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
 from skyformer.attention.partition import Parts, contiguous_parts, split_examples, take_rows, tree_parts, valid_first
-from skyformer.attention.registry import register
+from skyformer.attention.registry import register_attention
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import attend_kernelized, attend_softmax, value_range
@@ -425,7 +425,7 @@ def _within_value_range(change: Tensor, inputs: _Scaled) -> Tensor:
     return change.clamp(-most, most)
 
 
-@register
+@register_attention
 @dataclass(eq=False, repr=False, kw_only=True)
 class TiltedAttention(Attention):
     """Softmax attention with exact keys and tilted cells per block of queries; see `tilted_attention`."""

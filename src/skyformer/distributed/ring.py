@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyformer.checks import (
+    as_bool,
     check_finite_inputs,
     check_mask,
     check_memory_budget,
@@ -90,7 +91,7 @@ def kernelized_attention(
             check_finite_inputs(query=query, key=key, value=value)
         return Plan(get_kernel(kernel), scale_of(query, scale), is_causal, dropout_p, generator, memory_budget)
 
-    return attend_ring(Ranks.of(group), query, key, value, key_mask, checked)
+    return attend_ring(Ranks.of(group), query, key, value, as_bool(key_mask), checked)
 
 
 def attend_ring(

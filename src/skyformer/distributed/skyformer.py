@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from skyformer.checks import check_finite_inputs, check_masks, check_query_key_value
+from skyformer.checks import as_bool, check_finite_inputs, check_masks, check_query_key_value
 from skyformer.distributed.agreement import RANDOM_STATE, Statement, agree, random_state
 from skyformer.distributed.collectives import Group, Ranks
 from skyformer.errors import ShapeError, UnsupportedError
@@ -103,7 +103,8 @@ def skyformer_attention(
             memory_budget=memory_budget,
         )
 
-    return attend_pieces(Ranks.of(group), query, key, value, key_mask, query_mask, checked, generator)
+    masks = as_bool(key_mask), as_bool(query_mask)
+    return attend_pieces(Ranks.of(group), query, key, value, *masks, checked, generator)
 
 
 def attend_pieces(

@@ -20,7 +20,8 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from skyformer.attention import Attention
-from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError
+from skyformer.checks import check_mask
+from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
 from skyformer.model.classifier import masked_mean
@@ -96,7 +97,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
         """
         self._check_extras(kwargs)
         shape = _check_one_input(input_ids, inputs_embeds)
-        mask = as_bool_mask(attention_mask, shape)
+        mask = check_mask("attention_mask", attention_mask, *shape)
         x: Tensor = self.embeddings(input_ids, inputs_embeds, mask, position_ids, token_type_ids)
         for_attention = self._mask_for_attention(x, mask)
         for layer in self.layers:
@@ -218,27 +219,6 @@ class SkyformerForMaskedLM(SkyformerModelWithHead):
     def loss_of(self, logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return loss
-
-
-def as_bool_mask(attention_mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """The mask (B, n) as bool, True = a real token."""
-    if attention_mask is None:
-        return None
-    if not isinstance(attention_mask, Tensor) or attention_mask.shape != shape:
-        raise MaskError(
-            f"attention_mask must be a tensor of shape {shape}, 1 = a real token; got {_kind(attention_mask)}"
-        )
-    if attention_mask.dtype == torch.bool:
-        return attention_mask
-    # Reading values makes other devices wait, and a traced graph has no values.
-    if attention_mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        wrong = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
-        if wrong.numel():
-            raise MaskError(
-                f"attention_mask must be bool, or 0 and 1, 1 = a real token; got {wrong[0].item()}. Convert an "
-                "additive mask (0 / -inf) with attention_mask == 0"
-            )
-    return attention_mask != 0
 
 
 def _check_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[int, int]:

@@ -16,6 +16,9 @@ from skyformer.landmarks.base import (
     check_points_and_slots,
     check_rows,
     get_sampler,
+    list_samplers,
+    register_sampler,
+    without_masked_rows,
 )
 from skyformer.landmarks.rows import landmark_rows, take_rows
 from skyformer.landmarks.samplers import (
@@ -49,8 +52,11 @@ __all__ = [
     "get_sampler",
     "is_builtin",
     "landmark_rows",
+    "list_samplers",
+    "register_sampler",
     "segment_means",
     "statistical_dimension",
     "suggest_landmarks",
     "take_rows",
+    "without_masked_rows",
 ]

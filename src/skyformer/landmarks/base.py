@@ -21,7 +21,7 @@ from skyformer.ops.kernels import Kernel
 from skyformer.ops.noise import RandomSource
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.tracing import may_look_at_values
-from skyformer.registry import Registry
+from skyformer.registry import Class, Registry
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Landmarks:
 
 
 class Sampler(abc.ABC):
-    """A strategy for choosing landmarks."""
+    """A strategy for choosing landmarks. `register_sampler` makes a subclass known by its `name`."""
 
     name: ClassVar[str]
 
@@ -110,7 +110,19 @@ class Sampler(abc.ABC):
 
 CustomSampler = Callable[[Candidates, int, torch.Generator | None], Tensor | Landmarks]
 
-SAMPLERS: Registry[Sampler] = Registry("landmark sampler")
+SAMPLERS: Registry[Sampler] = Registry(
+    "landmark sampler", base=Sampler, make=lambda cls: cls(), entry_points="skyformer.samplers"
+)
+
+
+def register_sampler(cls: Class) -> Class:
+    """Class decorator: makes a `Sampler`, with its default settings, known by its `name`."""
+    return SAMPLERS.register(cls)
+
+
+def list_samplers() -> list[str]:
+    """The names of all samplers of landmarks, in alphabetical order."""
+    return SAMPLERS.names()
 
 
 def get_sampler(sampler: str | Sampler | CustomSampler) -> Sampler | CustomSampler:
@@ -139,6 +151,28 @@ def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmark
             f"got {active.dtype} of shape {tuple(active.shape)}"
         )
     return drawn
+
+
+def without_masked_rows(rows: Tensor, candidates: Candidates) -> Tensor:
+    """Checked rows (B, 1 or H, d) that the caller or a custom sampler chose; masked ones are an error, and where values
+    cannot be looked at, empty slots."""
+    valid = candidates.valid_rows().unsqueeze(1).expand(-1, rows.shape[1], -1)
+    unmasked = candidates.query_mask is None and candidates.key_mask is None
+    # A process that holds a piece of the sequence knows only the masks of its own rows.
+    if unmasked or valid.shape[-1] != candidates.num_rows:
+        return rows
+    masked = (rows >= 0) & ~valid.gather(-1, rows.clamp(min=0))
+    if not may_look_at_values(rows):
+        return rows.masked_fill(masked, -1)
+    if bool(masked.any()):
+        example, head, slot = (int(i) for i in masked.nonzero()[0])
+        row, length = int(rows[example, head, slot]), candidates.num_queries
+        what = f"query {row}" if row < length else f"key {row - length}"
+        raise InputError(
+            f"landmarks must be rows that are not masked, or -1 for an empty slot; got row {row} of example {example}, "
+            f"which is the masked {what}. `Candidates.valid_rows()` says which rows a sampler may choose"
+        )
+    return rows
 
 
 def check_rows(rows: Tensor, batch: int, heads: int, num_rows: int) -> Tensor:

@@ -234,7 +234,7 @@ _BUILTIN = (
 )
 
 for _sampler in _BUILTIN:
-    SAMPLERS.add(_sampler.name, _sampler())
+    SAMPLERS.register(_sampler)
 
 
 def is_builtin(sampler: object) -> TypeGuard[Sampler]:

@@ -217,7 +217,7 @@ def _candidates(
 ) -> Candidates:
     """Checked candidates, in float64, because the errors to compare may be small."""
     check_query_key_value(query, key, key)
-    query_mask = check_masks(query, key, key_mask, query_mask)
+    key_mask, query_mask = check_masks(query, key, key_mask, query_mask)
     check_scale(scale)
     chosen = get_kernel(kernel)
     if not chosen.radial:

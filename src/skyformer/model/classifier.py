@@ -87,6 +87,7 @@ def masked_sum(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
         return x.sum(1, dtype=dtype), torch.full((x.shape[0], 1), x.shape[1], device=x.device)
+    mask = mask.bool()
     return x.masked_fill(~mask.unsqueeze(-1), 0).sum(1, dtype=dtype), mask.sum(1, keepdim=True)
 
 

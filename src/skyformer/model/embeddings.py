@@ -35,7 +35,7 @@ class Embeddings(nn.Module):
     def checked(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """The tokens, zero where masked; an error if they cannot be embedded."""
         self._check_tokens(tokens)
-        check_mask("mask", mask, *tokens.shape)
+        mask = check_mask("mask", mask, *tokens.shape)
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
         self._check_range(tokens)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from skyformer.checks import as_bool
 from skyformer.model.config import ModelConfig, as_config
 from skyformer.model.dropout import Dropout
 from skyformer.model.embeddings import Embeddings
@@ -84,11 +85,12 @@ class SkyformerEncoder(StoredModel):
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens int64 (B, n), mask bool (B, n), True = a real token, to (B, n, dim).
+        """tokens int64 (B, n), mask (B, n) of bool or 0 and 1, True = a real token, to (B, n, dim).
 
         The output at masked positions has no meaning.
         """
         x: Tensor = self.embedding_dropout(self.embeddings(tokens, mask))
+        mask = as_bool(mask)
         for layer in self.layers:
             if self.config.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, mask, use_reentrant=False)

@@ -184,7 +184,7 @@ def kernel_product(
         True
     """
     check_query_key_value(x, y, v, ("x", "y", "v"))
-    check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
+    key_mask = check_mask("key_mask", key_mask, y.shape[0], y.shape[2])
     check_probability("dropout_p", dropout_p)
     check_positive("scale", scale)
     check_memory_budget(memory_budget)

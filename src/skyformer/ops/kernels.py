@@ -9,40 +9,52 @@ A radial kernel is a function phi of s = scale |x - y|^2 = 2 (half_x + half_y - 
 
     d kappa / d x = scale psi(s) (y - x),        psi = -2 phi'
 
-and `psi` is called the slope in the code. The softmax kernel exp(inner) is the only one that is not radial:
-d kappa / d x = scale kappa y.
+and `psi` is called the slope in the code. The softmax kernel exp(inner) is not radial but a function of `inner` alone:
+d kappa / d x = scale psi y with psi = d kappa / d inner. Since inner enters s with the factor -2, the slope is
+d kappa / d inner in both cases, which is how a kernel that defines its value only gets it.
 """
 
 from __future__ import annotations
 
 import abc
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError
-from skyformer.registry import Registry
+from skyformer.errors import InputError, ShapeError
+from skyformer.registry import Class, Registry
 
 
 @dataclass(frozen=True)
 class Kernel(abc.ABC):
-    """kappa(x, y). Subclasses define the value and, for the backward pass, the slope."""
+    """kappa(x, y). A subclass defines the value, and may define the slope, where a formula is cheaper than autograd.
+
+    A subclass is a frozen dataclass whose fields are its parameters, numbers that get no gradient. `register_kernel`
+    makes it known by its `name`.
+    """
 
     name: ClassVar[str]
     radial: ClassVar[bool] = True
+    """Whether the value is a function of s alone; otherwise it is a function of `inner` alone."""
     slope_is_value: ClassVar[bool] = False
+    """Whether psi equals kappa, as for the exponentials; the backward pass then needs one matrix instead of two."""
 
     @abc.abstractmethod
     def value(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
         """kappa from inner (..., a, b), half_x (..., a, 1) and half_y (..., 1, b). May overwrite `inner`."""
 
     def value_and_slope(self, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
-        """kappa and psi, both (..., a, b). May overwrite `inner`."""
-        value = self.value(inner, half_x, half_y)
-        return value, value
+        """kappa and psi = d kappa / d inner, both (..., a, b). May overwrite `inner`."""
+        if self.slope_is_value:
+            value = self.value(inner, half_x, half_y)
+            return value, value
+        # A copy, because `value` may overwrite its argument.
+        value, pull_back, *_ = torch.func.vjp(lambda inner: self.value(inner.clone(), half_x, half_y), inner)
+        return value, pull_back(torch.ones_like(value))[0]
 
     def matrix(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """The dense kernel matrix, x (..., a, P) and y (..., b, P) to (..., a, b); differentiable."""
@@ -162,12 +174,89 @@ def _distance(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
     return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
 
 
-KERNELS: Registry[Kernel] = Registry("kernel")
+_BUILTIN = (GaussianKernel, SoftmaxKernel, LaplacianKernel, MaternKernel, RationalQuadraticKernel)
+_WITH_FAST_CODE = (GaussianKernel, SoftmaxKernel)
+_checked: set[type[Kernel]] = set()
 
-for _kernel in (GaussianKernel, SoftmaxKernel, LaplacianKernel, MaternKernel, RationalQuadraticKernel):
-    KERNELS.add(_kernel.name, _kernel())
+KERNELS: Registry[Kernel] = Registry(
+    "kernel", base=Kernel, make=lambda cls: _verified(cls()), entry_points="skyformer.kernels"
+)
+
+
+def register_kernel(cls: Class) -> Class:
+    """Class decorator: makes a `Kernel`, with its default parameters, known by its `name`."""
+    return KERNELS.register(cls)
+
+
+def list_kernels() -> list[str]:
+    """The names of all kernels, in alphabetical order.
+
+    >>> list_kernels()
+    ['gaussian', 'laplacian', 'matern', 'rational_quadratic', 'softmax']
+    """
+    return KERNELS.names()
 
 
 def get_kernel(kernel: str | Kernel) -> Kernel:
     """The kernel of this name with its default parameters, or the given kernel itself."""
-    return kernel if isinstance(kernel, Kernel) else KERNELS.get(kernel)
+    return _verified(kernel) if isinstance(kernel, Kernel) else KERNELS.get(kernel)
+
+
+def _verified(kernel: Kernel) -> Kernel:
+    """The kernel itself; the first of each class from outside is compared with autograd, so that no wrong slope goes
+    unnoticed."""
+    known = type(kernel) in _BUILTIN or type(kernel) in _checked
+    if not known and not torch.compiler.is_compiling():
+        # Another thread, because the modes that replace tensors (meta, fake) belong to one thread.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(_check_formulas, kernel).result()
+        _checked.add(type(kernel))
+    return kernel
+
+
+def _check_formulas(kernel: Kernel) -> None:
+    """Compares `radial`, `slope_is_value` and `value_and_slope` with the derivatives of `value` at some points."""
+    who = type(kernel).__name__
+    if isinstance(kernel, _WITH_FAST_CODE):
+        raise InputError(
+            f"{who} must inherit Kernel itself: the Gaussian and the softmax kernel have code of their own"
+        )
+    x, y = (
+        torch.randn(1, n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n), device="cpu")
+        for n in (4, 5)
+    )
+    inner, half_x, half_y = torch.broadcast_tensors(x @ y.mT, half_norms(x, 1.0), half_norms(y, 1.0).mT)
+
+    def value_at(inner: Tensor, half_x: Tensor, half_y: Tensor) -> Tensor:
+        return kernel.value(inner.clone(), half_x, half_y)
+
+    value, pull_back, *_ = torch.func.vjp(value_at, inner, half_x, half_y)
+    if value.shape != inner.shape:
+        raise ShapeError(
+            f"value of the kernel {who} must return one number for each pair, {tuple(inner.shape)}; "
+            f"got {tuple(value.shape)}"
+        )
+    by_inner, *by_norms = pull_back(torch.ones_like(value))
+    expected = -by_inner if kernel.radial else torch.zeros_like(by_inner)
+    if not all(torch.allclose(each, expected, rtol=1e-6, atol=1e-9) for each in by_norms):
+        raise InputError(
+            f"the kernel {who} has radial = {kernel.radial}, so its value must be a function of "
+            + (
+                "s = 2 (half_x + half_y - inner) alone, which it is not; set radial = False for a function of inner"
+                if kernel.radial
+                else "inner alone, which it is not; leave radial = True for a function of the distance"
+            )
+        )
+    given, slope = kernel.value_and_slope(inner.clone(), half_x, half_y)
+    if not torch.allclose(given, value, rtol=1e-6, atol=1e-9):
+        raise InputError(f"value_and_slope of the kernel {who} returns another value than its method value")
+    if not torch.allclose(slope, by_inner, rtol=1e-6, atol=1e-9):
+        cause = "slope_is_value = True" if kernel.slope_is_value else "its value_and_slope"
+        raise InputError(
+            f"the slope of the kernel {who} must be the derivative of value with respect to inner, but {cause} differs "
+            "from it; leave it out to have the slope from autograd"
+        )
+
+
+for _kernel in _BUILTIN:
+    register_kernel(_kernel)

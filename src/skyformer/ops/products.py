@@ -99,8 +99,9 @@ class _Gram(torch.autograd.Function):
         half = half_norms(x, scale)
         value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
         if kernel.radial:
-            # Every radial kernel is 1 at distance 0, but rounding may make this distance larger than 0.
-            value.diagonal(dim1=-2, dim2=-1).fill_(1)
+            # Rounding may make the distance of a point to itself larger than 0.
+            zero = x.new_zeros(1, 1)
+            value.diagonal(dim1=-2, dim2=-1).copy_(kernel.value(zero, zero.clone(), zero.clone())[0])
         ctx.radial, ctx.scale = kernel.radial, scale
         ctx.save_for_backward(x, slope)
         return value
