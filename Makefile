@@ -48,9 +48,12 @@ studies:
 	./scripts/setup.sh train,hf
 	$(PY) -m skyformer study all --small --threads 2
 
+# The tables of docs/ that come from results/ are written first; the site is then in build/docs/index.html.
 docs:
-	./scripts/setup.sh model
+	./scripts/setup.sh docs
 	$(PY) scripts/pages.py
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 bench:
 	./scripts/setup.sh cli,peers

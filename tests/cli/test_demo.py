@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
 
 from skyformer.studies.demo import typical_step
 from skyformer.training import open_run, sweeps
-from skyformer.training.config import RunConfig
 from skyformer.training.metrics import MetricRow
-from skyformer.training.ray_sweeps import train_here
-from skyformer.training.sweeps import Outcome
 from tests.cli.conftest import CommandLine
+from tests.training.in_process import InProcess
 
 SMALL = [
     *("--steps", "4", "--set", "task.limit=48", "--set", "task.max_length=64", "--set", "loop.eval_every=2"),
     *("--set", "model.dim=16", "--set", "hardware.threads=1"),
 ]
-
-
-class InProcess:
-    """Trains in this process, which is quicker than starting one for each run."""
-
-    queues, save_seconds = False, 0.0
-
-    def __init__(self, runs_dir: Path, data_dir: Path, jobs: int) -> None:
-        self._folders = str(runs_dir), str(data_dir)
-        self._outcomes: list[Outcome] = []
-
-    def start(self, config: RunConfig) -> None:
-        self._outcomes.append(train_here(config, *self._folders))
-
-    def collect(self) -> list[Outcome]:
-        ended, self._outcomes = self._outcomes, []
-        return ended
-
-    def interrupt(self, number: signal.Signals) -> None: ...
-
-    def kill(self) -> None: ...
 
 
 @pytest.fixture
