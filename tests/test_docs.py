@@ -43,8 +43,17 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-OWN_TESTS = {"README.md", "huggingface.md", "huggingface_model.md"}
-"""Pages whose code is run by tests/hf/test_docs.py, with small models in place of those on the hub."""
+OWN_TESTS = {
+    "README.md": "test_docs.py",
+    "huggingface.md": "hf/test_docs.py",
+    "huggingface_model.md": "hf/test_docs.py",
+    "extending.md": "test_extending.py",
+}
+"""Pages whose code runs in other tests, for example with small models in place of those on the hub."""
+
+
+def test_other_tests_run_the_code_of_the_other_pages() -> None:
+    assert [page for page, test in OWN_TESTS.items() if page not in (ROOT / "tests" / test).read_text()] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page.name not in OWN_TESTS], ids=str)
