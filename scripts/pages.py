@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that come from the code and from results/: `make docs`.
+"""Write the tables of docs/ that come from the code and from results/, and the index of the command line: `make docs`.
 
 With `--check` nothing is written, and the exit code says whether every page is up to date.
 """
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from skyformer.attention import Promise, attention_class, list_attentions
+from skyformer.cli.index import FILE, fresh_index
 from skyformer.model import ModelConfig
 from skyformer.report.tables import Table, as_markdown
 from skyformer.studies.base import StudyClass
@@ -22,6 +23,7 @@ from skyformer.studies.record import read_record, record_path
 
 ROOT = Path(__file__).parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+INDEX = ROOT / "src" / "skyformer" / "cli" / FILE
 
 
 def promises_table() -> str:
@@ -102,6 +104,10 @@ def main() -> None:
             outdated.append(name)
         if "--check" not in sys.argv:
             (DOCS / name).write_text(fresh)
+    if INDEX.read_text() != fresh_index():
+        outdated.append(INDEX.name)
+    if "--check" not in sys.argv:
+        INDEX.write_text(fresh_index())
     if "--check" in sys.argv:
         sys.exit(f"out of date: {', '.join(outdated)}; run make docs" if outdated else 0)
 

@@ -158,12 +158,19 @@ class MissingExtraError(SkyformerError, ImportError):
         package = module.partition(".")[0]
         extra = extra or EXTRA_OF_MODULE[package]
         super().__init__(f"{package!r} is not installed: {install_command(extra)}")
+        self.package = package
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
     """The one-line error for a missing optional dependency; None if the module belongs to no extra, which is a bug."""
-    module = error.name or ""
-    return MissingExtraError(module) if module.partition(".")[0] in EXTRA_OF_MODULE else None
+    cause: BaseException | None = error
+    while cause is not None:
+        # Some packages raise an error of their own, without a name, because of the one that names the module.
+        module = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+        if module.partition(".")[0] in EXTRA_OF_MODULE:
+            return MissingExtraError(module)
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 class SkyformerWarning(UserWarning):

@@ -17,6 +17,7 @@ from typing import Any
 
 from skyformer.errors import DataError
 
+RUNS_VARIABLE = "SKYFORMER_RUNS"
 MAX_DOCUMENT_BYTES = 2**22
 """A config, a manifest or a result is far smaller; a larger file is something else."""
 
@@ -107,3 +108,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def dump_json(data: Any) -> str:
     """Data as indented JSON text; NaN and Infinity raise a ValueError, because they are not JSON."""
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
+    """The given folder, or else that of the environment variable SKYFORMER_RUNS, or else ./runs."""
+    return Path(runs_dir or os.environ.get(RUNS_VARIABLE) or "runs").expanduser()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import skyformer as skyformer_package
 from skyformer.cli import main as command
-from skyformer.errors import EXTRA_OF_MODULE, install_command
+from skyformer.errors import EXTRA_OF_MODULE, install_command, missing_extra
 from tests.cli.conftest import CommandLine
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 HELP = {
     "": "demo train evaluate predict sweep runs bench study data --debug",
-    "train": "--attention --preset --set --resume --show-config",
+    "train": "--attention --preset --set --limit --resume --show-config",
     "data": "prepare list show verify",
     "data prepare": "--from --limit --level --workers",
     "bench": "attention conversion data huggingface steps targets training",
@@ -104,7 +107,9 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "build_app", lambda: fail)
 
 
-@pytest.mark.parametrize(("module", "extra"), [("typer", "cli"), ("lightning.pytorch", "train"), ("ray", "ray")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("typer", "train"), ("pydantic", "train"), ("lightning.pytorch", "train"), ("ray", "ray")]
+)
 def test_a_missing_package_is_reported_with_its_extra(
     module: str, extra: str, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +117,72 @@ def test_a_missing_package_is_reported_with_its_extra(
     package = module.partition(".")[0]
     expected = f"error: {package!r} is not installed: {install_command(extra)}\n"
     assert skyformer.refused("train", "listops") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [("data list", "pydantic", "lra"), ("study all", "pandas", "hf,train"), ("bench attention", "pandas", "cli")],
+)
+def test_a_command_names_the_extra_that_has_all_it_needs(
+    words: str, module: str, extra: str, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(module, monkeypatch)
+    assert install_command(extra) in skyformer.refused(*words.split())
+
+
+def test_an_error_of_another_package_is_traced_to_the_missing_module() -> None:
+    error = ModuleNotFoundError("Could not import module 'AutoModel'")
+    error.__cause__ = ModuleNotFoundError("No module named 'rich'", name="rich")
+    assert str(missing_extra(error)) == f"'rich' is not installed: {install_command('cli')}"
+
+
+WITHOUT_TORCH = """
+import importlib.abc, os, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy", "pandas"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+from skyformer.cli.main import main
+for words in sys.argv[1:]:
+    complete = words.removeprefix("complete ")
+    os.environ.pop("_SKYFORMER_COMPLETE", None)
+    if complete != words:
+        os.environ.update(_SKYFORMER_COMPLETE="complete_bash", COMP_WORDS=complete, COMP_CWORD=str(complete.count(" ")))
+    sys.argv = ["skyformer", *words.split()]
+    try:
+        main()
+    except SystemExit as exit_:
+        print("exit", exit_.code, flush=True)
+"""
+
+
+def test_help_version_and_completion_need_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "text-skyformer-cpu-seed0-0123abcd").mkdir(parents=True)
+    (tmp_path / "runs" / "text-skyformer-cpu-seed0-0123abcd" / "config.yaml").touch()
+    commands = ["--help", "train --help", "study dimension --help", "data show -h", "--version"]
+    completions = {
+        "complete skyformer train te": "text",
+        "complete skyformer train text --attention sky": "skyformer",
+        "complete skyformer sweep --attention softmax,kern": "softmax,kernelized",
+        "complete skyformer train text --preset pap": "paper",
+        "complete skyformer evaluate te": "text-skyformer-cpu-seed0-0123abcd",
+        "complete skyformer bench attention --len": "--lengths",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *commands, *completions],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "SKYFORMER_RUNS": "runs"},
+    )
+    assert done.stderr == ""
+    parts = done.stdout.split("exit 0\n")
+    assert len(parts) == len(commands) + len(completions) + 1
+    assert f"skyformer {skyformer_package.__version__}\n" in parts
+    shown = [part.split()[0] for part in parts[len(commands) : -1]]
+    assert shown == list(completions.values())
 
 
 def test_a_missing_module_of_no_extra_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skyformer.cli.index import commands_of
 from skyformer.cli.study import build_app
 from skyformer.errors import DataError, InterruptedRunError
 from skyformer.registry import Registry
@@ -40,7 +41,9 @@ def toy(monkeypatch: pytest.MonkeyPatch, skyformer: CommandLine, tmp_path: Path)
     studies: Registry[StudyClass] = Registry("study")
     studies.register(Lacking)
     studies.register(Squares)
-    monkeypatch.setattr("skyformer.cli.study.study_app", build_app(studies, Path("studies"), "Toys."))
+    monkeypatch.setattr(
+        "skyformer.cli.study.study_app", build_app(commands_of(studies), studies.get, Path("studies"), "Toys.")
+    )
     monkeypatch.chdir(tmp_path)
     Squares.fails_at = None
     return skyformer

@@ -104,10 +104,14 @@ def test_short_listops_is_a_version_of_its_own() -> None:
     for split in Split:
         for example in task[split]:
             assert evaluate_symbols((example.tokens - 1).tolist()) == example.label
-    message = r"\(other versions are: listops-length100-limit20; .*\); run: skyformer data prepare listops --limit 20"
+    message = (
+        r"listops-length100-limit20 \(use it with --max-length 100\); run: skyformer data prepare listops --limit 20"
+    )
     with pytest.raises(DataError, match=message):
         load_task("listops", limit=20)
-    with pytest.raises(DataError, match=r"run: skyformer data prepare listops --max-length 64 --seed 2 --limit 20"):
+    with pytest.raises(
+        DataError, match=r"run: skyformer data prepare listops --max-length 64 --data-seed 2 --limit 20"
+    ):
         load_task("listops", limit=20, max_length=64, seed=2)
 
 

@@ -24,8 +24,8 @@ def test_lines_have_count_pace_and_text(capsys: pytest.CaptureFixture[str], monk
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        "steps: 60 of 100  1.0/s  40 s left  now",
-        "steps: 80 of 100  1.0/s  20 s left  now",
+        "steps: 50 of 100  1.0/s  50 s left  now",
+        "steps: 70 of 100  1.0/s  30 s left  now",
         "files: 3",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skyformer.attention import list_attentions
-from skyformer.errors import InputError, SkyformerError, UnknownNameError
+from skyformer.errors import InputError, MissingExtraError, SkyformerError, UnknownNameError
 from skyformer.studies import run_study
 from skyformer.studies.benchmarks import attention, targets
 from skyformer.studies.benchmarks.attention import (
@@ -95,12 +96,33 @@ def test_a_slow_step_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_peers_are_compared_with_the_same_mechanism() -> None:
-    names = choose_contenders(["skyformer", "performer"], peers=True)
+    names, _ = choose_contenders(["skyformer", "performer"], peers=True, shape=SMALL)
     assert names[:5] == ("sdpa", "skyformer", "performer", "plain linformer", "skyformer layer")
     row = Row("performer", (), (1.0, 3.0, 2.0), 1, 1, None)
     result = Result((row, replace(row, name="performer-pytorch", step_seconds=(4.0,))))
     _, table = AttentionBenchmark.tables({Cell(96): result})
     assert table.rows == [["96", "performer", "performer-pytorch", "0.50x"]]
+
+
+@pytest.mark.parametrize(
+    ("length", "left_out"),
+    [(64, "Nystromformer BigBird"), (1000, "Nystromformer BigBird Reformer"), (256, "BigBird"), (1024, "")],
+)
+def test_peers_are_left_out_at_lengths_that_they_cannot_do(length: int, left_out: str) -> None:
+    pytest.importorskip("transformers")
+    names, reasons = choose_contenders(["skyformer"], peers=True, shape=Shape(length))
+    ours = [reason for reason in reasons if "is not installed" not in reason]
+    assert [reason.split()[1] for reason in ours] == left_out.split()
+    assert all(f"transformers {name}" not in names for name in left_out.split())
+    row = Row("sdpa", (), (1.0,), 1, 1, None)
+    (table,) = AttentionBenchmark.tables({Cell(length, left_out=reasons): Result((row,))})
+    assert all(reason in table.note for reason in reasons)
+
+
+def test_without_any_peer_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contender, "available", lambda self: False)
+    with pytest.raises(MissingExtraError, match=re.escape("[peers]")):
+        choose_contenders(["skyformer"], peers=True, shape=SMALL)
 
 
 def test_interleaved_runs_alternate() -> None:

@@ -194,3 +194,10 @@ class TestDiffering:
             "optim.lr is 0.0001, not 0.001",
             "model.attention is skyformer, not softmax",
         ]
+
+
+def test_few_steps_shorten_the_warm_up_unless_it_is_given() -> None:
+    assert load_preset("listops", steps=8).optim.warmup_steps == 1
+    assert load_preset("listops", steps=500).optim.warmup_steps == 50
+    assert load_preset("listops", steps=2000).optim.warmup_steps == 1000
+    assert load_preset("listops", steps=8, overrides=["optim.warmup_steps=4"]).optim.warmup_steps == 4

@@ -20,6 +20,7 @@ import skyformer
 from skyformer import files
 from skyformer.environment import describe_environment
 from skyformer.errors import DataError, InputError
+from skyformer.files import runs_dir_or_default
 from skyformer.training import runs
 from skyformer.training.metrics import MetricRow
 from skyformer.training.runs import (
@@ -29,7 +30,6 @@ from skyformer.training.runs import (
     create_run,
     list_runs,
     open_run,
-    runs_dir_or_default,
     scan_runs,
 )
 from tests.helpers import refused
@@ -88,6 +88,13 @@ class TestNew:
         assert create_run(small_config()).folder.parent == tmp_path
         monkeypatch.delenv("SKYFORMER_RUNS")
         assert runs_dir_or_default() == Path("runs")
+
+    def test_opens_by_its_digest_and_keeps_when_it_started(self, tmp_path: Path) -> None:
+        run = finished_run(tmp_path)
+        assert open_run(run.config.digest(), tmp_path).folder == run.folder
+        assert run.state.started == run.stored_state().started != ""
+        with refused(InputError, "there is no run '0123abcd'"):
+            open_run("0123abcd", tmp_path)
 
     @pytest.mark.parametrize("finished", [False, True])
     def test_an_existing_one_is_left_alone(self, tmp_path: Path, finished: bool) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyformer.checks import check_at_least
+from skyformer.cli import completion
+from skyformer.cli.completion import ALL
+from skyformer.cli.options import DataDir, LevelName, Limit
 from skyformer.cli.output import say
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, Split
@@ -21,19 +23,13 @@ if TYPE_CHECKING:
     from skyformer.lra.inspection import FolderStatus
     from skyformer.lra.preparation import Prepared
 
-ALL = "all"
 _LONGEST_EXCERPT = 600
 
 app = typer.Typer(help="Prepare the five tasks of Long Range Arena, and inspect them.", no_args_is_help=True)
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Data folder (default: SKYFORMER_DATA, or the user's data folder)."),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the generated examples, or of the choice of dev examples.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="A small version: at most N examples per split.")]
-LevelName = Annotated[
-    str | None, typer.Option("--level", help="Pathfinder only: easy, intermediate or hard (default: hard).")
+Seed = Annotated[
+    int,
+    typer.Option("--seed", "--data-seed", help="Seed of the generated examples, or of the choice of dev examples."),
 ]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", help="ListOps only: expressions shorter than N tokens (default: 2000).")
@@ -42,7 +38,9 @@ MaxLength = Annotated[
 
 @app.command("prepare")
 def prepare(
-    task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}, or {ALL}.", metavar="TASK")],
+    task: Annotated[
+        str, typer.Argument(help=f"{', '.join(TASKS)}, or {ALL}.", metavar="TASK", autocompletion=completion.tasks)
+    ],
     source: Annotated[
         Path | None,
         typer.Option("--from", help="Read the official archive, or a folder with its files.", metavar="PATH"),
@@ -170,7 +168,7 @@ def verify(
 
 @app.command("show")
 def show(
-    task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.", metavar="TASK")],
+    task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.", metavar="TASK", autocompletion=completion.task)],
     number: Annotated[int, typer.Option("-n", "--number", help="Number of examples, spread over the split.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="The split to take examples from.")] = Split.TRAIN,
     png: Annotated[Path | None, typer.Option("--png", help="Write the images to this PNG file instead.")] = None,
@@ -181,6 +179,7 @@ def show(
     data_dir: DataDir = None,
 ) -> None:
     """Print examples; images are drawn in the terminal, or written to a PNG file."""
+    from skyformer.checks import check_at_least
     from skyformer.lra.dataset import load_task
     from skyformer.lra.inspection import save_images
 

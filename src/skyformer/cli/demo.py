@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from skyformer.cli.runs import split_names
+from skyformer.cli import completion
+from skyformer.cli.options import Overrides, split_names
 
 _EXAMPLES = """
 Examples:
@@ -32,13 +33,14 @@ def demo(
         Path, typer.Option("--output", help="Folder for data, runs, results and figure.", metavar="FOLDER")
     ] = Path("results/run"),
     attentions: Annotated[
-        str, typer.Option("--attention", help="Attentions to compare, comma-separated.")
+        str,
+        typer.Option(
+            "--attention", help="Attentions to compare, comma-separated.", autocompletion=completion.attentions
+        ),
     ] = "skyformer,softmax",
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps (default: the preset's).")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed for weights and batches.")] = 0,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, as in `skyformer train`.", metavar="NAME=VALUE")
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Train attentions on short ListOps, which is generated here, and compare accuracy, time and memory.
 

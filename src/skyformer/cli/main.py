@@ -8,7 +8,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from skyformer.errors import InterruptedRunError, SkyformerError, missing_extra
+from skyformer import __version__
+from skyformer.errors import EXTRA_OF_MODULE, InterruptedRunError, MissingExtraError, SkyformerError, missing_extra
 from skyformer.report.tables import visible
 
 if TYPE_CHECKING:
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 
 DEBUG = "--debug"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_EXTRA_OF_COMMAND = {
+    **dict.fromkeys(("demo", "train", "evaluate", "predict", "sweep", "runs"), "train"),
+    "data": "lra",
+    "study": "hf,train",
+}
+_PARTS = {"lra": {"cli", "model"}, "train": {"cli", "lra", "model"}, "hf,train": {"cli", "hf", "lra", "model", "train"}}
+"""The extras that an extra includes."""
 
 
 def build_app() -> typer.Typer:
@@ -39,6 +47,9 @@ def build_app() -> typer.Typer:
 
     @app.callback()
     def _global_options(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
         debug: bool = typer.Option(
             False, DEBUG, help="Print the full traceback of an error; accepted anywhere on the command line."
         ),
@@ -54,6 +65,12 @@ def build_app() -> typer.Typer:
     app.add_typer(data, name="data")
     app.add_typer(study_app, name="study")
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"skyformer {__version__}")
+        sys.exit()
 
 
 def main() -> None:
@@ -78,13 +95,17 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """Run a command; a missing optional package is reported with the extra that installs it."""
+    """Run a command; a missing optional package is reported with the extra that installs all that the command needs."""
     try:
         build_app()(arguments)
-    except ModuleNotFoundError as error:
-        missing = missing_extra(error)
+    except (ModuleNotFoundError, MissingExtraError) as error:
+        missing = error if isinstance(error, MissingExtraError) else missing_extra(error)
         if missing is None:
             raise
+        command = next((argument for argument in arguments if not argument.startswith("-")), "")
+        extra = _EXTRA_OF_COMMAND.get(command, "")
+        if EXTRA_OF_MODULE.get(missing.package) in _PARTS.get(extra, ()):
+            missing = MissingExtraError(missing.package, extra)
         raise missing from error
 
 

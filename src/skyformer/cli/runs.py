@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyformer.attention import list_attentions
+from skyformer.cli import completion
+from skyformer.cli.options import RunsDir, split_names
 from skyformer.cli.output import say
-from skyformer.cli.train import RunsDir
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS
 
@@ -47,9 +47,21 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def runs(
-    task: Annotated[str, typer.Option("--task", help=f"Only these tasks, comma-separated: {', '.join(TASKS)}.")] = "",
-    attention: Annotated[str, typer.Option("--attention", help="Only these attentions, comma-separated.")] = "",
-    preset: Annotated[str, typer.Option("--preset", help="Only these presets, comma-separated.")] = "",
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task", help=f"Only these tasks, comma-separated: {', '.join(TASKS)}.", autocompletion=completion.tasks
+        ),
+    ] = "",
+    attention: Annotated[
+        str,
+        typer.Option(
+            "--attention", help="Only these attentions, comma-separated.", autocompletion=completion.attentions
+        ),
+    ] = "",
+    preset: Annotated[
+        str, typer.Option("--preset", help="Only these presets, comma-separated.", autocompletion=completion.preset)
+    ] = "",
     summary: Annotated[
         bool | None,
         typer.Option(
@@ -68,8 +80,8 @@ def runs(
     runs_dir: RunsDir = None,
 ) -> None:
     """List all runs with state, step, accuracy and time, or compare their means over seeds with the paper."""
+    from skyformer.files import runs_dir_or_default
     from skyformer.training.collect import collect_runs, summarise
-    from skyformer.training.runs import runs_dir_or_default
 
     tasks, attentions, presets = split_names(task), split_names(attention), split_names(preset)
     averaged = (bool(tasks) or format_ is Format.LATEX) if summary is None else summary
@@ -89,13 +101,9 @@ def runs(
         _plot(summaries, plot)
 
 
-def split_names(text: str) -> list[str]:
-    """The names of a comma-separated list, each once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
 def _check_names(tasks: list[str], attentions: list[str], presets: list[str], runs_dir: Path | None) -> None:
     """Report a misspelt name instead of showing no runs. Runs of other versions may have presets unknown here."""
+    from skyformer.attention import list_attentions
     from skyformer.training.collect import collect_runs
     from skyformer.training.presets import list_presets
 

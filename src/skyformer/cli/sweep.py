@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyformer.attention import list_attentions
-from skyformer.cli.data import DataDir
+from skyformer.cli import completion
+from skyformer.cli.completion import ALL
+from skyformer.cli.options import (
+    DataDir,
+    DataSeed,
+    LevelName,
+    Limit,
+    MaxLength,
+    Overrides,
+    RunsDir,
+    Steps,
+    data_settings,
+    split_names,
+)
 from skyformer.cli.output import say
-from skyformer.cli.runs import split_names
-from skyformer.cli.train import RunsDir
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS
 
 if TYPE_CHECKING:
     from skyformer.training.config import RunConfig
     from skyformer.training.sweeps import Outcome
-
-ALL = "all"
 
 _EXAMPLES = """
 Examples:
@@ -52,17 +60,31 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def sweep(
-    task: Annotated[str, typer.Option("--task", help=f"Tasks, comma-separated, or {ALL}: {', '.join(TASKS)}.")],
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help=f"Tasks, comma-separated, or {ALL}: {', '.join(TASKS)}.",
+            autocompletion=completion.tasks,
+        ),
+    ],
     attention: Annotated[
-        str, typer.Option("--attention", help=f"Attentions, comma-separated, or {ALL}.")
+        str,
+        typer.Option(
+            "--attention", help=f"Attentions, comma-separated, or {ALL}.", autocompletion=completion.attentions
+        ),
     ] = "skyformer",
     seeds: Annotated[str, typer.Option("--seeds", help="Seeds, comma-separated.")] = "0,1,2",
-    preset: Annotated[str | None, typer.Option("--preset", help="paper, cpu, ... (default: paper).")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every run; can be repeated."),
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="paper, cpu, ... (default: paper).", autocompletion=completion.preset),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps; same as --set loop.steps=N.")] = None,
+    overrides: Overrides = None,
+    steps: Steps = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    level: LevelName = None,
+    data_seed: DataSeed = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", min=1, help="Runs at the same time, sharing the cores (default: 1; Ray: all that fit)."),
@@ -88,15 +110,17 @@ def sweep(
     Run the same command again to resume: finished runs are skipped, others continue from their last checkpoint.
     A run that fails does not stop the others.
     """
+    from skyformer.attention import list_attentions
+    from skyformer.files import runs_dir_or_default
     from skyformer.report.progress import display
     from skyformer.training.presets import DEFAULT_PRESET
     from skyformer.training.ray_sweeps import Resources, parse_memory, ray_sweep
-    from skyformer.training.runs import runs_dir_or_default
     from skyformer.training.sweeps import DEFAULT_RETRIES, check_data, plan
     from skyformer.training.sweeps import sweep as local_sweep
 
     tasks, attentions = _names_or_all(task, list(TASKS)), _names_or_all(attention, list_attentions())
-    configs = plan(tasks, attentions, _seeds(seeds), preset or DEFAULT_PRESET, overrides or (), steps)
+    settings = (*(overrides or ()), *data_settings(limit, level, data_seed, max_length))
+    configs = plan(tasks, attentions, _seeds(seeds), preset or DEFAULT_PRESET, settings, steps)
     if engine is Engine.LOCAL:
         _refuse_ray_options({"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory})
     resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, None if memory is None else parse_memory(memory))

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skyformer.cli.data import DataDir
+from skyformer.cli import completion
+from skyformer.cli.options import (
+    THREADS,
+    DataDir,
+    DataSeed,
+    LevelName,
+    Limit,
+    MaxLength,
+    Overrides,
+    RunName,
+    RunsDir,
+    Steps,
+    data_settings,
+)
 from skyformer.cli.output import say
 from skyformer.errors import InputError
 from skyformer.files import read_document
@@ -23,10 +36,6 @@ if TYPE_CHECKING:
     from skyformer.training.prediction import Input, Prediction
     from skyformer.training.runs import Run, RunResult
 
-RunsDir = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Folder of the runs (default: SKYFORMER_RUNS, or ./runs).")
-]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name or its folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _TRAIN_EXAMPLES = """
@@ -84,27 +93,38 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def train(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help=f"{', '.join(TASKS)}.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help=f"{', '.join(TASKS)}.", autocompletion=completion.task)
+    ] = None,
     attention: Annotated[
         str | None,
-        typer.Option("--attention", help="softmax, kernelized, skyformer, performer, ... (default: skyformer)."),
+        typer.Option(
+            "--attention",
+            help="softmax, kernelized, skyformer, performer, ... (default: skyformer).",
+            autocompletion=completion.attention,
+        ),
     ] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="paper, cpu, ... (default: paper).")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as optim.lr=3e-4; repeatable."),
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", help="paper, cpu, ... (default: paper).", autocompletion=completion.preset),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", help="Number of training steps; short for --set loop.steps=N.")
-    ] = None,
+    overrides: Overrides = None,
+    steps: Steps = None,
+    limit: Limit = None,
+    max_length: MaxLength = None,
+    level: LevelName = None,
+    data_seed: DataSeed = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed for weights, batches and dropout.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Resume an unfinished run.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Resume an unfinished run.", autocompletion=completion.run),
+    ] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the settings without training.")] = False,
     devices: Annotated[str | None, typer.Option("--devices", help="Number of devices, or auto.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="auto, ddp or fsdp.")] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="32-true, bf16-mixed, 16-mixed, ...")] = None,
     accelerator: Annotated[str | None, typer.Option("--accelerator", help="auto, cpu, gpu, mps, ...")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Number of CPU threads (default: torch's).")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help=THREADS)] = None,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress.")] = False,
@@ -114,8 +134,8 @@ def train(
 
     A run is a folder. If its process is killed, --resume continues the run, which ends with the same numbers.
     """
+    from skyformer.files import runs_dir_or_default
     from skyformer.training.config import to_yaml
-    from skyformer.training.runs import runs_dir_or_default
 
     hardware = {
         "devices": devices,
@@ -125,6 +145,7 @@ def train(
         "threads": threads,
     }
     short = [f"hardware.{name}={value}" for name, value in hardware.items() if value is not None]
+    short += data_settings(limit, level, data_seed, max_length)
     chosen = _Chosen(task, preset, attention, (*(overrides or ()), *short), steps, seed)
     run = None if resume is None else _run_to_resume(resume, runs_dir, chosen, config)
     settings = _settings(chosen, config) if run is None else run.config
@@ -219,7 +240,7 @@ def evaluate(
     opened = open_run(run, runs_dir)
     from skyformer.training import fit
 
-    found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size)
+    found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size, progress=True)
     note = opened.config.note
     if as_json:
         _print_json({"run": opened.name, "split": split.value, "note": note, **asdict(found)})

@@ -81,15 +81,28 @@ class Variant(_Recorded):
     @property
     def name(self) -> str:
         """The name of the folder: the task, followed by the options that differ from the default."""
-        prefixes = {"--level": "", "--max-length": "length", "--seed": "seed", "--limit": "limit"}
+        prefixes = {"--level": "", "--max-length": "length", "--data-seed": "seed", "--limit": "limit"}
         return "-".join([self.task, *(f"{prefixes[option]}{value}" for option, value in self.options.items())])
 
     @property
     def options(self) -> dict[str, object]:
-        """The options of `skyformer data prepare` that differ from the default."""
+        """The options of `skyformer data prepare` and `skyformer train` that differ from the default."""
         level = None if self.level == Level.HARD else self.level
-        values = {"--level": level, "--max-length": self.max_length, "--seed": self.seed or None, "--limit": self.limit}
+        values = {
+            "--level": level,
+            "--max-length": self.max_length,
+            "--data-seed": self.seed or None,
+            "--limit": self.limit,
+        }
         return {option: value for option, value in values.items() if value is not None}
+
+    def difference(self, other: Variant) -> str:
+        """The options to give, or to leave out, to have this version instead of `other`."""
+        give = [f"{option} {value}" for option, value in self.options.items() if other.options.get(option) != value]
+        missing = [option for option in other.options if option not in self.options]
+        settings = [f"--set task.{option.removeprefix('--').replace('-', '_')}=null" for option in missing]
+        leave = [f"without {', '.join(missing)} (or {' '.join(settings)} where a preset sets it)"] if missing else []
+        return " and ".join([f"with {' '.join(give)}"] * bool(give) + leave)
 
     def size(self, split: Split) -> int:
         """Number of examples of a generated split."""
@@ -225,8 +238,15 @@ def find_prepared(variant: Variant, data_dir: Path | str | None = None) -> tuple
 
 def _other_versions(folder: Path, variant: Variant) -> str:
     """Prepared versions of the same task, because one of them may be the intended one."""
-    others = [path.name for path in prepared_folders(folder.parent) if path.name.split("-")[0] == variant.task]
-    return f" (other versions are: {', '.join(others)}; pass the options they were prepared with)" if others else ""
+    others = []
+    for path in prepared_folders(folder.parent):
+        with suppress(DataError):
+            manifest = read_manifest(path)
+            if manifest is not None and manifest.variant.task == variant.task:
+                others.append(f"{path.name} (use it {manifest.variant.difference(variant)})")
+    if not others:
+        return ""
+    return f"; prepared are: {', '.join(others)}"
 
 
 def prepare_command(variant: Variant, data_dir: Path | str | None = None) -> str:

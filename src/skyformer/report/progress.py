@@ -1,4 +1,4 @@
-"""The one progress display: bars on a terminal, a line every 30 seconds in a log, or nothing.
+"""The one progress display: bars on a terminal, a line at once and then every 30 seconds in a log, or nothing.
 
 Library functions take a `Progress` and report to it by the name of a task; commands choose which one they hand in:
 
@@ -69,7 +69,7 @@ class _LineTask:
 
 
 class Lines:
-    """Prints a line per task every `seconds` seconds to standard error, for logs."""
+    """Prints a line per task at its first step and then every `seconds` seconds to standard error, for logs."""
 
     def __init__(self, seconds: float = SECONDS_BETWEEN_LINES) -> None:
         self._seconds = seconds
@@ -77,7 +77,7 @@ class Lines:
 
     def begin(self, task: str, total: int | None = None, done: int = 0) -> None:
         now = time.monotonic()
-        self._tasks[task] = _LineTask(total, done, done, now, now)
+        self._tasks[task] = _LineTask(total, done, done, now, float("-inf"))
 
     def update(self, task: str, *, done: int | None = None, advance: int = 0, text: str | None = None) -> None:
         state = self._tasks.get(task)
@@ -95,7 +95,7 @@ class Lines:
 
     @staticmethod
     def _pace(state: _LineTask, now: float) -> list[str]:
-        per_second = (state.done - state.first) / (now - state.began)
+        per_second = (state.done - state.first) / max(now - state.began, 1e-9)
         if per_second <= 0 or state.total is None:
             return []
         return [pace(per_second), f"{_rough_duration((state.total - state.done) / per_second)} left"]

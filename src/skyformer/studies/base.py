@@ -55,7 +55,6 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     result_type: ClassVar[type]
     is_timing_study: ClassVar[bool] = False
     """Whether it measures time: then cells are never measured in parallel, and the machine is one of the facts."""
-    default_threads: ClassVar[int] = 1
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -14,6 +14,7 @@ from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
+from skyformer.report.progress import Progress
 from skyformer.training.building import build_model
 from skyformer.training.checkpoints import JOURNAL, CheckpointRecord, CheckpointStore, export_model
 from skyformer.training.config import RunConfig
@@ -27,6 +28,7 @@ from skyformer.training.signals import StopSignals
 _STATE_SECONDS = 10.0
 """Seconds between writes of state.json that only report progress."""
 _SHOWN_IDS = 64
+EVALUATION = "batches evaluated"
 
 
 def true_in_any_process(trainer: pl.Trainer, flag: bool) -> bool:
@@ -35,6 +37,17 @@ def true_in_any_process(trainer: pl.Trainer, flag: bool) -> bool:
         return flag
     vote = torch.tensor(flag, dtype=torch.int32, device=trainer.strategy.root_device)
     return bool(trainer.strategy.reduce(vote, reduce_op="max"))
+
+
+class ShowEvaluation(Callback):
+    """Shows the batches of an evaluation outside of training on a progress display."""
+
+    def __init__(self, progress: Progress, batches: int) -> None:
+        self._progress = progress
+        progress.begin(EVALUATION, total=batches)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        self._progress.update(EVALUATION, advance=1)
 
 
 class StopIfNotFinite(Callback):
@@ -163,7 +176,7 @@ class RunRecorder(Checkpoint):
         self.signals.listen()
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
-        self._stop_if_signalled(trainer)
+        self._between_batches(trainer)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -261,10 +274,12 @@ class RunRecorder(Checkpoint):
         assert isinstance(module, ClassifierModule)
         self.clock.lap(training=True)
         self.progress.evaluating(Split.DEV)
-        evaluation = score_during_fit(trainer, module, self.data, Split.DEV, lambda: self._stop_if_signalled(trainer))
+        evaluation = score_during_fit(trainer, module, self.data, Split.DEV, lambda: self._between_batches(trainer))
         self.record_evaluation(trainer, trainer.global_step, evaluation)
 
-    def _stop_if_signalled(self, trainer: pl.Trainer) -> None:
+    def _between_batches(self, trainer: pl.Trainer) -> None:
+        """Between two batches of an evaluation."""
+        self.progress.still_evaluating()
         if true_in_any_process(trainer, self.signals.received is not None):
             raise self.signals.error("stopped while evaluating")
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,26 @@ from skyformer.errors import (
     DivergedError,
     InputError,
     InterruptedRunError,
+    MissingExtraError,
     SkyformerError,
     TrainingError,
     UnknownNameError,
 )
+from skyformer.files import runs_dir_or_default
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
 from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
 from skyformer.report.progress import display
 from skyformer.training.building import build_model
-from skyformer.training.callbacks import Best, RunRecorder, StopIfNotFinite, reason_for_nan
+from skyformer.training.callbacks import Best, RunRecorder, ShowEvaluation, StopIfNotFinite, reason_for_nan
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
-from skyformer.training.runs import DataRecord, Run, RunResult, create_run, runs_dir_or_default
+from skyformer.training.runs import DataRecord, Run, RunResult, create_run
 from skyformer.training.signals import StopSignals
 
 _LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
@@ -159,6 +162,7 @@ def evaluate(
     split: str = "test",
     data_dir: Path | str | None = None,
     batch_size: int | None = None,
+    progress: bool = False,
 ) -> Evaluation:
     """Evaluate a run's best model on every example of a split.
 
@@ -166,6 +170,7 @@ def evaluate(
         split: train, dev or test.
         data_dir: folder of the prepared data, as in `train`.
         batch_size: examples per batch; the run's own by default.
+        progress: show progress, as in `train`.
     """
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
@@ -174,9 +179,13 @@ def evaluate(
     run.check_data(task.manifest)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
-    with _quiet_lightning():
-        trainer = _trainer(config, devices=1, strategy="auto", logger=False, enable_checkpointing=False)
-        found = score(trainer, module, TaskData(task, loop, config.seed), Split(split), batch_size)
+    data = TaskData(task, loop, config.seed)
+    with _quiet_lightning(), display(quiet=not progress) as shown:
+        shower = ShowEvaluation(shown, len(data.evaluation(Split(split), batch_size)))
+        trainer = _trainer(
+            config, devices=1, strategy="auto", logger=False, enable_checkpointing=False, callbacks=[shower]
+        )
+        found = score(trainer, module, data, Split(split), batch_size)
     if not found.is_finite:
         raise DivergedError(f"the loss of {run.folder} on the {split} set is not finite{reason_for_nan(module)}")
     return found
@@ -232,7 +241,9 @@ def _check_half_precision(trainer: pl.Trainer, chosen: str) -> None:
 
 
 def _check_hardware(config: RunConfig) -> None:
-    """Report settings that this machine does not support before a folder is created."""
+    """Report what this machine lacks before a folder is created."""
+    if find_spec("tensorboard") is None:
+        raise MissingExtraError("tensorboard")
     with _quiet_lightning():
         _trainer(config, logger=False, enable_checkpointing=False)
 

@@ -75,7 +75,7 @@ def load_preset(
         preset: a name from `list_presets()`.
         attention: replaces the preset's attention.
         overrides: changed settings such as `"optim.lr=3e-4"`, with values in YAML.
-        steps: replaces `loop.steps`.
+        steps: replaces `loop.steps`; a warm-up of the preset that would not fit becomes a tenth of the steps.
         seed: seed for weights, batches and dropout.
 
     >>> config = load_preset("listops", "cpu", attention="performer", overrides=["optim.lr=3e-4"], seed=1)
@@ -84,8 +84,8 @@ def load_preset(
     """
     tree = _settings_of(task, preset)
     given = {"model.attention": attention, "loop.steps": steps, "seed": seed}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    changed = _put_all(tree, parse_overrides(overrides) | chosen)
+    chosen = parse_overrides(overrides) | {name: value for name, value in given.items() if value is not None}
+    changed = _with_fitting_warmup(_put_all(tree, chosen), chosen)
     return _with_note(RunConfig(**_resolve_features(changed)), tree)
 
 
@@ -126,6 +126,14 @@ def _with_note(config: RunConfig, tree: Tree) -> RunConfig:
         return config
     changes = f"changed: {', '.join(departures)}"
     return config.replace(note=f"{config.note}; {changes}" if config.note else changes)
+
+
+def _with_fitting_warmup(tree: Tree, chosen: Mapping[str, Any]) -> Tree:
+    """The settings; if they have fewer steps than the preset's warm-up, it becomes a tenth of the steps."""
+    steps, warmup = tree["loop"]["steps"], "optim.warmup_steps"
+    if warmup in chosen or not isinstance(steps, int) or steps > tree["optim"]["warmup_steps"]:
+        return tree
+    return _put_all(tree, {warmup: max(1, steps // 10)})
 
 
 def _put_all(tree: Tree, values: Mapping[str, Any]) -> Tree:

@@ -33,6 +33,7 @@ class RunProgress:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._loss, self._accuracy = RunningMean(), RunningMean()
+        self._evaluating = ""
 
     def begin(self, name: str, step: int, steps: int) -> None:
         self.note(f"{name}: from step {step:,} to {steps:,}")
@@ -45,7 +46,12 @@ class RunProgress:
         self._progress.update(STEPS, done=step, text=text)
 
     def evaluating(self, split: str) -> None:
-        self._progress.update(STEPS, text=f"evaluating on the {split} set")
+        self._evaluating = f"evaluating on the {split} set"
+        self.still_evaluating()
+
+    def still_evaluating(self) -> None:
+        """Called after each batch, so that a long evaluation shows in a log."""
+        self._progress.update(STEPS, text=self._evaluating)
 
     def note(self, message: str) -> None:
         self._progress.note(message)

@@ -23,10 +23,11 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
+from skyformer.files import runs_dir_or_default
 from skyformer.lra.folders import data_dir_or_default
 from skyformer.report.progress import Progress
 from skyformer.training.config import RunConfig, TaskConfig
-from skyformer.training.runs import DataRecord, runs_dir_or_default
+from skyformer.training.runs import DataRecord
 from skyformer.training.sweeps import (
     DEFAULT_RETRIES,
     PROGRESS_SECONDS,

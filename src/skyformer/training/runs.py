@@ -20,11 +20,12 @@ import difflib
 import hashlib
 import os
 import platform
+import re
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,19 +35,27 @@ from filelock import FileLock, Timeout
 
 from skyformer.environment import Environment, describe_environment, now
 from skyformer.errors import CheckpointWarning, DataError, DataWarning, InputError, SkyformerError
-from skyformer.files import dump_json, read_document, read_json, remove_litter, sync_folder, write_atomic
+from skyformer.files import (
+    dump_json,
+    read_document,
+    read_json,
+    remove_litter,
+    runs_dir_or_default,
+    sync_folder,
+    write_atomic,
+)
 from skyformer.lra.folders import Manifest
 from skyformer.settings import Accuracy, JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
 
-RUNS_VARIABLE = "SKYFORMER_RUNS"
 CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE, STATE_FILE = "config.yaml", "environment.json", "data.json", "state.json"
 METRICS_FILE, RESULT_FILE, LOCK_FILE = "metrics.csv", "result.json", ".lock"
 # A process that only checks whether the lock is free holds it for a moment.
 _LOCK_TIMEOUT_SECONDS, _CHECK_TIMEOUT_SECONDS = 2.0, 0.05
 
 _DRAFT = ".new-"
+_DIGEST = re.compile("[0-9a-f]{8}")
 _DEAD_SECONDS = 3600.0
 """A file that takes a moment to write and is older than this belongs to a process that was killed."""
 
@@ -75,14 +84,15 @@ class RunState(JsonRecord):
         return cls(state="running", steps=steps, pid=os.getpid(), host=platform.node(), started=moment, updated=moment)
 
     @classmethod
-    def of_result(cls, result: RunResult) -> Self:
-        """The state of a run that has a result."""
+    def of_result(cls, result: RunResult, started: str = "") -> Self:
+        """The state of a run that has a result; `started` is what its stored state says."""
         return cls(
             state="finished",
             steps=result.steps,
             step=result.steps,
             best_step=result.best_step,
             best_accuracy=result.dev_accuracy,
+            started=started,
             updated=result.finished,
             seconds=result.seconds,
         )
@@ -226,13 +236,18 @@ class Run:
         try:
             result = self.result
             if result is not None:
-                return RunState.of_result(result)
+                return RunState.of_result(result, self._started())
             state = self.stored_state()
         except DataError as damaged:
             return RunState(state="damaged", steps=0, reason=str(damaged))
         if state.state == "running" and not self._is_alive(state):
             return state.replace(state="interrupted", updated=state.updated, reason="its process has ended")
         return state
+
+    def _started(self) -> str:
+        with suppress(DataError):
+            return self.stored_state().started
+        return ""
 
     @property
     def finished(self) -> bool:
@@ -318,11 +333,6 @@ class Run:
         return False
 
 
-def runs_dir_or_default(runs_dir: Path | str | None = None) -> Path:
-    """The given folder, or else SKYFORMER_RUNS, or else ./runs."""
-    return Path(runs_dir or os.environ.get(RUNS_VARIABLE) or "runs").expanduser()
-
-
 def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Manifest | None = None) -> Run:
     """Create the folder of a new run on `data`; an existing run of this config is an error and is not changed."""
     run = check_free(config, runs_dir)
@@ -383,9 +393,11 @@ def _progress(state: RunState) -> str:
 
 
 def open_run(path_or_name: Path | str, runs_dir: Path | str | None = None) -> Run:
-    """The run with this folder, or with this name in `runs_dir`; an error if this version cannot read it."""
+    """The run with this folder, or with this name or digest in `runs_dir`; an error if this version cannot read it."""
     root = runs_dir_or_default(runs_dir)
     given, named = Path(path_or_name).expanduser(), root / str(path_or_name)
+    if not given.exists() and _DIGEST.fullmatch(str(path_or_name)):
+        named = next((folder for folder in _folders(root) if folder.name.endswith(f"-{path_or_name}")), named)
     # A run's name comes before a folder of the same name in the current directory.
     folder = named if (named / CONFIG_FILE).exists() or not given.exists() else given
     if not folder.exists():

@@ -25,14 +25,14 @@ from typing import Protocol
 from skyformer.attention import attention_class
 from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
-from skyformer.files import write_atomic
+from skyformer.files import runs_dir_or_default, write_atomic
 from skyformer.lra.folders import Manifest
 from skyformer.processes import STOP_SIGNALS
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
-from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run, runs_dir_or_default
+from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run
 from skyformer.training.signals import StopSignals
 
 SWEEP_FOLDER = ".sweep"

@@ -69,11 +69,13 @@ class Cell(Shape):
 
     repeats: interleaved repetitions of each step; with 0, only the steps of the fresh processes are measured.
     processes: fresh processes for each contender.
+    left_out: peers that cannot do this size or are not installed, each with the reason.
     """
 
     contenders: tuple[str, ...] = ()
     repeats: int = 0
     processes: int = 1
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.size}: {', '.join(self.contenders)}"
@@ -128,7 +130,7 @@ class ContenderStudy(Study[OptionsT, Cell, Result]):
     """Measures contenders at the sizes of its cells."""
 
     cell_type, result_type = Cell, Result
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def measure(self, cell: Cell) -> Result:
         contenders = [find_contender(name) for name in cell.contenders]
@@ -164,11 +166,11 @@ class AttentionBenchmark(ContenderStudy[Options]):
             chosen.seed,
             chosen.device,
         )
-        names = choose_contenders(chosen.attention, chosen.peers)
-        return [
-            Cell(**{**asdict(shape), "length": length}, contenders=names, repeats=chosen.repeats)
-            for length in sorted(chosen.lengths)
-        ]
+        return [self._cell(replace(shape, length=length)) for length in sorted(chosen.lengths)]
+
+    def _cell(self, shape: Shape) -> Cell:
+        names, left_out = choose_contenders(self.options.attention, self.options.peers, shape)
+        return Cell(**asdict(shape), contenders=names, repeats=self.options.repeats, left_out=left_out)
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
@@ -200,7 +202,7 @@ def measure_here(name: str, cell: dict[str, Any], threads: int) -> Fresh:
     torch.set_num_threads(threads)
     contender, full = find_contender(name), Cell(**cell)
     # A short step first, so that libraries and thread pools are loaded before the measurement.
-    Workload(contender, replace(full, length=min(full.length, 8 * full.landmarks), batch=1)).step()
+    Workload(contender, contender.short(full)).step()
     work = Workload(contender, full)
     gc.collect()
     release_free_memory()
@@ -257,9 +259,11 @@ def _main_table(results: Results) -> Table:
         rules.append(len(rows))
         baseline = next((row for row in result.rows if row.name == SDPA.name), None)
         rows += [[f"{cell.batch} x {cell.length:,}", *_shown(row, baseline)] for row in result.rows]
+    left_out = [f"n={cell.length:,}: {reason}" for cell in results for reason in cell.left_out]
     note = (
         "Best of all repetitions. MB: what one step adds to its inputs, in a fresh process. Speed-up and MB ratio "
         "compare with F.scaled_dot_product_attention (sdpa). Error: against exact attention of the same kind."
+        + (f" Left out: {'; '.join(left_out)}." if left_out else "")
     )
     header = ["B x n", "attention", "forward ms", "step ms", "speed-up", "MB", "MB ratio", "error"]
     return Table(f"Forward and backward, {_describe(results)}", header, rows, note, rules=rules[1:])

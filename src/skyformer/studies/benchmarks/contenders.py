@@ -6,9 +6,10 @@ Functions start from q, k, v (B, H, n, P); layers, which have projections of the
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from skyformer.attention import attention_class, attention_options, build_attention, list_attentions
 from skyformer.attention.multihead import MultiheadAttention
-from skyformer.errors import UnknownNameError
+from skyformer.errors import EXTRA_OF_MODULE, MissingExtraError, UnknownNameError, install_command
 from skyformer.studies.benchmarks.inputs import make_tokens
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -69,9 +70,17 @@ class Contender:
     """The package it comes from, if not this one."""
     rival: str | None = None
     """The attention of this package that is the same mechanism."""
+    limit: Callable[[Shape], str | None] = lambda shape: None
+    """Why it cannot compute a shape, or None."""
 
     def available(self) -> bool:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+    def short(self, shape: Shape) -> Shape:
+        """A shape of one short sequence, or of the given one if it is shorter. Ours must accept any length."""
+        unit = math.lcm(_BIGBIRD_BLOCK, shape.landmarks)
+        length = 301 if self.requires is None else unit * (1 + _BIGBIRD_FULL // unit)
+        return replace(shape, length=min(shape.length, length), batch=1)
 
     def build(self, shape: Shape) -> Callable[..., Tensor]:
         torch.manual_seed(shape.seed)
@@ -217,7 +226,7 @@ def _transformers_reformer(shape: Shape) -> nn.Module:
         hidden_size=shape.width,
         num_attention_heads=shape.heads,
         attention_head_size=shape.head_dim,
-        lsh_attn_chunk_length=32,
+        lsh_attn_chunk_length=_REFORMER_CHUNK,
         num_hashes=2,
         num_buckets=64,
         lsh_attention_probs_dropout_prob=0.0,
@@ -226,15 +235,42 @@ def _transformers_reformer(shape: Shape) -> nn.Module:
     return _FirstOutput(LSHSelfAttention(config), lambda layer, x: layer(x))
 
 
+_BIGBIRD_BLOCK, _BIGBIRD_FULL, _REFORMER_CHUNK = 64, 704, 32
+
+
+def _multiple_of(unit: int, what: str, shape: Shape) -> str | None:
+    return f"needs a multiple of {unit} tokens ({what})" if shape.length % unit else None
+
+
+def _bigbird_limit(shape: Shape) -> str | None:
+    if shape.length <= _BIGBIRD_FULL:
+        return f"is block-sparse above {_BIGBIRD_FULL} tokens only"
+    return _multiple_of(_BIGBIRD_BLOCK, "its block size", shape)
+
+
 SDPA = Contender("sdpa", False, lambda shape: F.scaled_dot_product_attention)
 PLAIN_LINFORMER = Contender("plain linformer", False, _PlainLinformer)
 PEERS = (
     Contender("nystrom-attention", True, _nystrom_attention, "nystrom_attention", "nystromformer"),
     Contender("performer-pytorch", False, _performer, "performer_pytorch", "performer"),
     Contender("linformer package", True, _linformer, "linformer", "linformer"),
-    Contender("transformers Nystromformer", True, _transformers_nystromformer, "transformers", "nystromformer"),
-    Contender("transformers BigBird", True, _transformers_bigbird, "transformers", "bigbird"),
-    Contender("transformers Reformer", True, _transformers_reformer, "transformers", "reformer"),
+    Contender(
+        "transformers Nystromformer",
+        True,
+        _transformers_nystromformer,
+        "transformers",
+        "nystromformer",
+        lambda shape: _multiple_of(shape.landmarks, "its landmarks", shape),
+    ),
+    Contender("transformers BigBird", True, _transformers_bigbird, "transformers", "bigbird", _bigbird_limit),
+    Contender(
+        "transformers Reformer",
+        True,
+        _transformers_reformer,
+        "transformers",
+        "reformer",
+        lambda shape: _multiple_of(_REFORMER_CHUNK, "its chunk length", shape),
+    ),
 )
 
 
@@ -248,17 +284,27 @@ def find_contender(name: str) -> Contender:
     return attention_contender(name)
 
 
-def choose_contenders(attentions: Sequence[str], peers: bool) -> tuple[str, ...]:
-    """The names of sdpa, of the given attentions ("all" means every one), and of the installed peers.
+def choose_contenders(attentions: Sequence[str], peers: bool, shape: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of sdpa, of the given attentions ("all" means every one), and of the peers; and who is left out, why.
 
     Peers that are layers are compared with layers: Skyformer, and the same mechanism if it is among the attentions.
     """
     everything = tuple(attentions) == ("all",)
     names = list_attentions() if everything else attentions
     chosen = [SDPA.name, *(attention_contender(name).name for name in names if name != "softmax")]
+    left_out: list[str] = []
     if peers:
-        others = [peer for peer in PEERS if peer.available() and (peer.rival in names or not everything)]
+        if not any(peer.available() for peer in PEERS):
+            raise MissingExtraError("nystrom_attention")
+        wanted = [peer for peer in PEERS if peer.rival in names or not everything]
+        reasons = {peer: peer.limit(shape) if peer.available() else _not_installed(peer) for peer in wanted}
+        left_out = [f"{peer.name} {reason}" for peer, reason in reasons.items() if reason]
+        others = [peer for peer, reason in reasons.items() if not reason]
         rivals = [peer.rival for peer in others if peer.layer and peer.rival in names]
         layers = [f"{name} layer" for name in dict.fromkeys(["skyformer", *rivals])]
         chosen += [PLAIN_LINFORMER.name, *layers, *(peer.name for peer in others)]
-    return tuple(chosen)
+    return tuple(chosen), tuple(left_out)
+
+
+def _not_installed(peer: Contender) -> str:
+    return f"is not installed: {install_command(EXTRA_OF_MODULE[str(peer.requires)])}"

@@ -117,7 +117,7 @@ class Conversion(Study[Options, Cell, Result]):
     name = "conversion"
     title = "A pretrained model with other attentions: embeddings, fine-tuning, long texts"
     options_type, cell_type, result_type = Options, Cell, Result
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

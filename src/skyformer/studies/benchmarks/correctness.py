@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,7 @@ class IncorrectError(SkyformerError):
 
 def check_contender(contender: Contender, shape: Shape) -> None:
     """Raise `IncorrectError` if the contender is wrong on a short sequence."""
-    # Ours must accept any length; other packages may need a multiple of the landmarks, or many blocks.
-    length = 301 if contender.requires is None else max(1024, 8 * shape.landmarks)
-    short = replace(shape, length=min(shape.length, length), batch=1)
+    short = contender.short(shape)
     work = Workload(contender, short)
     torch.manual_seed(short.seed)
     out = work.forward()

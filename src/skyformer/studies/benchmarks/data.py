@@ -66,7 +66,7 @@ Results = Mapping[Cell, Result]
 class DataBenchmark(Study[Options, Cell, Result]):
     name = "data"
     title = "Preparing and loading Long Range Arena"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def cells(self) -> Sequence[Cell]:
         cells = [

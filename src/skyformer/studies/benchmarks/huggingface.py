@@ -63,7 +63,7 @@ class Result:
 class HuggingFaceBenchmark(Study[Options, Options, Result]):
     name = "huggingface"
     title = "Attention inside a BERT-shaped encoder of transformers: forward pass, batch 1, float32"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def cells(self) -> Sequence[Options]:
         return [self.options]

@@ -103,7 +103,7 @@ class Result:
 class Steps(Study[Options, Cell, Result]):
     name = "steps"
     title = "Training steps of attentions, interleaved in one process"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -120,7 +120,7 @@ Results = Mapping[Cell, Result]
 class TiltedBenchmark(Study[Options, Cell, Result]):
     name = "tilted"
     title = "Tilted attention: error on trained heads, whole models, memory and speed, with targets"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -66,7 +66,7 @@ class Result:
 class TrainingBenchmark(Study[Options, Cell, Result]):
     name = "training"
     title = "Training steps per second of whole runs"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
