@@ -32,6 +32,7 @@ LAYERS = [
     "hf",
     "report",
     "lra",
+    "own",
     "training",
     "studies",
     "cli",

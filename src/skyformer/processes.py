@@ -239,3 +239,8 @@ def _may_use_amx() -> bool:
 def _matmul_is_illegal(dtype: str) -> bool:
     done = subprocess.run([sys.executable, "-c", _MATMUL_PROBE, dtype], capture_output=True, check=False)
     return done.returncode == -signal.SIGILL
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -153,7 +153,7 @@ for words in sys.argv[1:]:
     try:
         main()
     except SystemExit as exit_:
-        print("exit", exit_.code, flush=True)
+        print("exit", exit_.code or 0, flush=True)
 """
 
 

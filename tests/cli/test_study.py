@@ -131,7 +131,7 @@ def test_an_interrupt_while_figures_are_drawn_is_explained_too(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skyformer.cli.study.write_report", interrupt)
+    monkeypatch.setattr("skyformer.studies.files.write_report", interrupt)
     done = toy("squares")
     assert done.code == 130
     assert "run the same command again to resume" in done.errors

@@ -31,6 +31,7 @@ def test_a_run_is_shown_with_loss_accuracy_pace_and_time_left(
         run.advance(step, 2.0, 0.5)
     assert capsys.readouterr().err.splitlines() == [
         "a run: from step 100 to 500",
-        "training steps: 102 of 500  10.0 s each  66 min left  loss 2.0000  accuracy 0.5000",
-        "training steps: 104 of 500  10.0 s each  66 min left  loss 2.0000  accuracy 0.5000",
+        "training steps: 101 of 500  10.0 s each  66 min left  loss 2.0000  accuracy 0.5000",
+        "training steps: 103 of 500  10.0 s each  66 min left  loss 2.0000  accuracy 0.5000",
+        "training steps: 105 of 500  10.0 s each  66 min left  loss 2.0000  accuracy 0.5000",
     ]

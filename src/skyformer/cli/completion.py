@@ -15,6 +15,8 @@ from skyformer.files import runs_dir_or_default
 from skyformer.lra.tasks import TASKS
 
 ALL = "all"
+OWN_PRESETS = ("quick", "standard", "long")
+"""Of `skyformer.training.fitting`."""
 
 
 def task(incomplete: str) -> list[str]:
@@ -36,7 +38,7 @@ def attentions(incomplete: str) -> list[str]:
 def preset(incomplete: str) -> list[str]:
     folder = files("skyformer.training") / "presets"
     names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-    return _last_of_list(names, incomplete)
+    return _last_of_list([*names, *OWN_PRESETS], incomplete)
 
 
 def run(incomplete: str) -> list[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skyformer.cli import completion
+from skyformer.cli.output import say
+from skyformer.errors import InputError
+
+if TYPE_CHECKING:
+    from skyformer.lra.preparation import Prepared
 
 DataDir = Annotated[
     Path | None,
@@ -30,6 +36,39 @@ DataSeed = Annotated[int | None, typer.Option("--data-seed", help="The seed that
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", help="Cut texts, shrink images, or limit ListOps to N tokens.")
 ]
+OwnSource = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="PATH", help="Own data: a JSONL, CSV, TSV or Parquet file, or a folder of `datasets`."
+    ),
+]
+DevSource = Annotated[
+    str | None, typer.Option("--dev", metavar="PATH", help="Own data: the dev set (default: a tenth of --data).")
+]
+TestSource = Annotated[
+    str | None, typer.Option("--test", metavar="PATH", help="Own data: the test set (default: a tenth of --data).")
+]
+TextColumn = Annotated[
+    str | None, typer.Option("--text", metavar="COLUMN", help="Own data: the column of the texts (default: text).")
+]
+SecondColumn = Annotated[
+    str | None, typer.Option("--text-b", metavar="COLUMN", help="Own data: the column of the second texts of pairs.")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", metavar="COLUMN", help="Own data: the column of the labels (default: label).")
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="NAME", help="Own data: a Hugging Face tokenizer (default: bytes)."),
+]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logger",
+        metavar="NAME",
+        help="A further Lightning logger: wandb, mlflow, csv, my_module.MyLogger; with options: wandb:project=reviews.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as optim.lr=3e-4; repeatable."),
@@ -47,9 +86,65 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def data_settings(
-    limit: int | None, level: str | None, data_seed: int | None, max_length: int | None
-) -> tuple[str, ...]:
-    """The options of a command about its data, as settings for --set."""
-    given = {"limit": limit, "level": level, "data_seed": data_seed, "max_length": max_length}
-    return tuple(f"task.{name}={value}" for name, value in given.items() if value is not None)
+@dataclass(frozen=True)
+class DataOptions:
+    """The options of a command that choose its data."""
+
+    data: str | None
+    dev: str | None
+    test: str | None
+    text: str | None
+    text_b: str | None
+    label: str | None
+    tokenizer: str | None
+    limit: int | None
+    level: str | None
+    data_seed: int | None
+    max_length: int | None
+
+    def settings(self) -> tuple[str, ...]:
+        """The options that are settings of a run, for --set; own data has some of them in its digest."""
+        given: dict[str, int | str | None] = {"max_length": self.max_length}
+        if self.data is None:
+            given |= {"limit": self.limit, "level": self.level, "data_seed": self.data_seed}
+        return tuple(f"task.{name}={value}" for name, value in given.items() if value is not None)
+
+    def check(self, task: str | None) -> None:
+        """Refuse options that do not belong together."""
+        own = {
+            "--dev": self.dev,
+            "--test": self.test,
+            "--text": self.text,
+            "--text-b": self.text_b,
+            "--label": self.label,
+            "--tokenizer": self.tokenizer,
+        }
+        given = [option for option, value in own.items() if value is not None]
+        if self.data is None and given:
+            raise InputError(f"{', '.join(given)} can be used only with --data FILE")
+        if self.data is not None and task is not None:
+            raise InputError(f"name a task or give --data, not both; got {task!r} and {self.data!r}")
+        if self.data is not None and self.level is not None:
+            raise InputError("--level is for pathfinder only; leave it out with --data")
+
+    def prepare(self, data_dir: Path | None) -> Prepared:
+        """Prepare the own data, and say what it contains."""
+        from skyformer.own.preparation import describe, own_data
+        from skyformer.report.progress import display
+
+        with display() as progress:
+            prepared = own_data(
+                self.data,
+                dev=self.dev,
+                test=self.test,
+                text=self.text or "text",
+                label=self.label or "label",
+                text_b=self.text_b,
+                tokenizer=self.tokenizer,
+                seed=self.data_seed or 0,
+                limit=self.limit,
+                data_dir=data_dir,
+                progress=progress,
+            )
+        say(describe(prepared), err=True)
+        return prepared

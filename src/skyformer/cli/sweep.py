@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -14,14 +15,22 @@ from skyformer.cli import completion
 from skyformer.cli.completion import ALL
 from skyformer.cli.options import (
     DataDir,
+    DataOptions,
     DataSeed,
+    DevSource,
+    LabelColumn,
     LevelName,
     Limit,
+    Loggers,
     MaxLength,
     Overrides,
+    OwnSource,
     RunsDir,
+    SecondColumn,
     Steps,
-    data_settings,
+    TestSource,
+    TextColumn,
+    TokenizerName,
     split_names,
 )
 from skyformer.cli.output import say
@@ -38,6 +47,8 @@ Examples:
 skyformer sweep --task listops,image --attention all --seeds 0,1,2
 
 skyformer sweep --task text --attention softmax,skyformer --preset cpu --jobs 2
+
+skyformer sweep --data reviews.jsonl --attention skyformer,softmax --seeds 0,1
 
 skyformer sweep --task all --attention all --dry-run  # show what would be trained
 
@@ -61,13 +72,20 @@ def add_commands(app: typer.Typer) -> None:
 
 def sweep(
     task: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--task",
             help=f"Tasks, comma-separated, or {ALL}: {', '.join(TASKS)}.",
             autocompletion=completion.tasks,
         ),
-    ],
+    ] = None,
+    data: OwnSource = None,
+    dev: DevSource = None,
+    test: TestSource = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
+    text_b: SecondColumn = None,
+    tokenizer: TokenizerName = None,
     attention: Annotated[
         str,
         typer.Option(
@@ -77,7 +95,11 @@ def sweep(
     seeds: Annotated[str, typer.Option("--seeds", help="Seeds, comma-separated.")] = "0,1,2",
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="paper, cpu, ... (default: paper).", autocompletion=completion.preset),
+        typer.Option(
+            "--preset",
+            help="paper, cpu, ... (default: paper); for own data: quick, standard or long (default: standard).",
+            autocompletion=completion.preset,
+        ),
     ] = None,
     overrides: Overrides = None,
     steps: Steps = None,
@@ -103,6 +125,7 @@ def sweep(
     ] = None,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
+    loggers: Loggers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")] = False,
 ) -> None:
     """Train many runs: every task with every attention and every seed.
@@ -113,14 +136,18 @@ def sweep(
     from skyformer.attention import list_attentions
     from skyformer.files import runs_dir_or_default
     from skyformer.report.progress import display
-    from skyformer.training.presets import DEFAULT_PRESET
     from skyformer.training.ray_sweeps import Resources, parse_memory, ray_sweep
     from skyformer.training.sweeps import DEFAULT_RETRIES, check_data, plan
     from skyformer.training.sweeps import sweep as local_sweep
 
-    tasks, attentions = _names_or_all(task, list(TASKS)), _names_or_all(attention, list_attentions())
-    settings = (*(overrides or ()), *data_settings(limit, level, data_seed, max_length))
-    configs = plan(tasks, attentions, _seeds(seeds), preset or DEFAULT_PRESET, settings, steps)
+    source = DataOptions(data, dev, test, text, text_b, label, tokenizer, limit, level, data_seed, max_length)
+    source.check(task)
+    if task is None and data is None:
+        raise InputError(f"name tasks with --task ({', '.join(TASKS)}, or {ALL}), or give your own data with --data")
+    tasks, attentions = _names_or_all(task or "", list(TASKS)), _names_or_all(attention, list_attentions())
+    settings = [*(overrides or ()), *source.settings()] + [f"loop.loggers={json.dumps(loggers)}"] * bool(loggers)
+    own = [source.prepare(data_dir)] if data is not None else []
+    configs = plan([*tasks, *own], attentions, _seeds(seeds), preset, settings, steps)
     if engine is Engine.LOCAL:
         _refuse_ray_options({"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory})
     resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, None if memory is None else parse_memory(memory))

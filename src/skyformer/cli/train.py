@@ -15,20 +15,29 @@ from skyformer.cli import completion
 from skyformer.cli.options import (
     THREADS,
     DataDir,
+    DataOptions,
     DataSeed,
+    DevSource,
+    LabelColumn,
     LevelName,
     Limit,
+    Loggers,
     MaxLength,
     Overrides,
+    OwnSource,
     RunName,
     RunsDir,
+    SecondColumn,
     Steps,
-    data_settings,
+    TestSource,
+    TextColumn,
+    TokenizerName,
 )
 from skyformer.cli.output import say
 from skyformer.errors import InputError
 from skyformer.files import read_document
 from skyformer.lra.tasks import TASKS, Split
+from skyformer.report.progress import display
 from skyformer.report.tables import duration
 
 if TYPE_CHECKING:
@@ -49,6 +58,12 @@ skyformer train text --set optim.lr=3e-4 --steps 5000 --seed 1
 
 skyformer train image --show-config  # print the settings only
 
+skyformer train --data reviews.jsonl  # own data with the columns text and label
+
+skyformer train --data train.csv --test test.csv --text review --label stars --attention softmax
+
+skyformer train --config runs/RUN/config.yaml --seed 1  # as another run, with another seed
+
 skyformer train --resume RUN  # after a crash or Ctrl-C
 """
 _EVALUATE_EXAMPLES = """
@@ -57,6 +72,8 @@ Examples:
 skyformer evaluate RUN
 
 skyformer evaluate RUN --split dev --json
+
+skyformer evaluate RUN --data other.jsonl  # any file with texts and labels
 """
 _PREDICT_EXAMPLES = """
 Examples:
@@ -70,6 +87,8 @@ skyformer predict RUN one.txt other.txt --file  # retrieval
 skyformer predict RUN drawing.png  # image, pathfinder
 
 skyformer predict RUN - < review.txt  # standard input
+
+skyformer predict RUN --input new.jsonl --output predicted.jsonl  # a file of texts
 """
 
 
@@ -94,8 +113,16 @@ def add_commands(app: typer.Typer) -> None:
 
 def train(
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help=f"{', '.join(TASKS)}.", autocompletion=completion.task)
+        str | None,
+        typer.Argument(metavar="TASK", help=f"{', '.join(TASKS)}; or --data.", autocompletion=completion.task),
     ] = None,
+    data: OwnSource = None,
+    dev: DevSource = None,
+    test: TestSource = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
+    text_b: SecondColumn = None,
+    tokenizer: TokenizerName = None,
     attention: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +133,11 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", help="paper, cpu, ... (default: paper).", autocompletion=completion.preset),
+        typer.Option(
+            "--preset",
+            help="paper, cpu, ... (default: paper); for own data: quick, standard or long (default: standard).",
+            autocompletion=completion.preset,
+        ),
     ] = None,
     overrides: Overrides = None,
     steps: Steps = None,
@@ -128,9 +159,17 @@ def train(
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress.")] = False,
-    config: Annotated[Path | None, typer.Option("--config", hidden=True, help="A complete config in YAML.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A whole configuration in YAML, as --show-config prints it or a run has it.",
+        ),
+    ] = None,
+    loggers: Loggers = None,
 ) -> None:
-    """Train a model on a task of Long Range Arena, or resume an unfinished run.
+    """Train a model on a task of Long Range Arena or on own data, or resume an unfinished run.
 
     A run is a folder. If its process is killed, --resume continues the run, which ends with the same numbers.
     """
@@ -145,10 +184,15 @@ def train(
         "threads": threads,
     }
     short = [f"hardware.{name}={value}" for name, value in hardware.items() if value is not None]
-    short += data_settings(limit, level, data_seed, max_length)
-    chosen = _Chosen(task, preset, attention, (*(overrides or ()), *short), steps, seed)
+    if loggers:
+        short.append(f"loop.loggers={json.dumps(loggers)}")
+    source = DataOptions(data, dev, test, text, text_b, label, tokenizer, limit, level, data_seed, max_length)
+    source.check(task)
+    chosen = _Chosen(task, preset, attention, (*(overrides or ()), *source.settings(), *short), steps, seed)
+    if data is not None and (resume or config):
+        raise InputError(f"{'--resume' if resume else '--config'} has its data already; leave out --data")
     run = None if resume is None else _run_to_resume(resume, runs_dir, chosen, config)
-    settings = _settings(chosen, config) if run is None else run.config
+    settings = _settings(chosen, config, source, data_dir) if run is None else run.config
     if show_config:
         typer.echo(to_yaml(settings), nl=False)
         return
@@ -164,21 +208,26 @@ def train(
         say(_result_line(result, folder))
 
 
-def _settings(chosen: _Chosen, config: Path | None) -> RunConfig:
+def _settings(chosen: _Chosen, config: Path | None, source: DataOptions, data_dir: Path | None) -> RunConfig:
     """The settings of a new run."""
     from skyformer.training.config import from_yaml
-    from skyformer.training.presets import DEFAULT_PRESET, load_preset
+    from skyformer.training.presets import change_config, load_preset
 
     if config is not None:
-        named = [name for name, value in asdict(chosen).items() if value not in (None, ())]
+        refused = {"a task": chosen.task, "--preset": chosen.preset, "--attention": chosen.attention}
+        named = [name for name, value in refused.items() if value is not None]
         if named:
-            raise InputError(f"--config has every setting; leave out {', '.join(named)}")
-        return from_yaml(read_document(config), str(config))
-    if chosen.task is None:
-        raise InputError(f"name a task to train on: {', '.join(TASKS)}; or resume a run: --resume RUN")
+            raise InputError(f"--config has them already: leave out {', '.join(named)}, or change it with --set")
+        whole = from_yaml(read_document(config), str(config))
+        return change_config(whole, chosen.overrides, steps=chosen.steps, seed=chosen.seed)
+    if chosen.task is None and source.data is None:
+        raise InputError(
+            f"name a task to train on: {', '.join(TASKS)}; or give your own data: --data FILE; or resume a run: "
+            "--resume RUN"
+        )
     return load_preset(
-        chosen.task,
-        chosen.preset or DEFAULT_PRESET,
+        chosen.task or source.prepare(data_dir),
+        chosen.preset,
         attention=chosen.attention,
         overrides=chosen.overrides,
         steps=chosen.steps,
@@ -230,23 +279,36 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="Examples per batch (default: the run's own).")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="PATH", help="Evaluate on the rows of this file or `datasets` folder instead."),
+    ] = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
+    text_b: SecondColumn = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Evaluate the best model of a run on every example of a split."""
+    """Evaluate the best model of a run on every example of a split, or of a file with labels."""
     from skyformer.training.runs import open_run
 
     opened = open_run(run, runs_dir)
     from skyformer.training import fit
 
-    found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size, progress=True)
-    note = opened.config.note
+    if data is None:
+        found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size, progress=True)
+    else:
+        from skyformer.training.own_files import evaluate_file
+
+        with display() as progress:
+            found = evaluate_file(opened, data, text=text, text_b=text_b, label=label, progress=progress)
+    note, what = opened.config.note, split.value if data is None else data
     if as_json:
-        _print_json({"run": opened.name, "split": split.value, "note": note, **asdict(found)})
+        _print_json({"run": opened.name, "split": what, "note": note, **asdict(found)})
         return
     say(
-        f"{opened.name}: {split.value} accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, "
+        f"{opened.name}: {what} accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, "
         f"{found.examples:,} examples{_in_brackets(note)}"
     )
 
@@ -254,9 +316,19 @@ def evaluate(
 def predict(
     run: RunName,
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="INPUT", help="A text, an expression or an image file; - reads standard input."),
-    ],
+    ] = None,
+    input_file: Annotated[
+        str | None,
+        typer.Option("--input", metavar="PATH", help="Classify every row of this file or `datasets` folder."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="With --input: write the rows and predictions to this file."),
+    ] = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
     file: Annotated[bool, typer.Option("--file", help="The inputs are names of files to read.")] = False,
     cut: Annotated[
         bool, typer.Option("--cut", help="Cut texts that are too long, as the training data was cut.")
@@ -268,7 +340,18 @@ def predict(
     from skyformer.training.prediction import Predictor
     from skyformer.training.runs import open_run
 
-    predictor = Predictor(open_run(run, runs_dir))
+    if (input_file is None) != (output is None) or bool(inputs) == (input_file is not None):
+        raise InputError("give inputs, or both --input FILE and --output FILE")
+    opened = open_run(run, runs_dir)
+    if input_file is not None and output is not None:
+        from skyformer.training.own_files import predict_file
+
+        with display() as progress:
+            count = predict_file(opened, input_file, output, text=text, text_b=text_b, progress=progress)
+        say(f"{count:,} predictions of {opened.name} -> {output}")
+        return
+    inputs = inputs or []
+    predictor = Predictor(opened)
     spec, size = predictor.spec, predictor.inputs_per_example
     if len(inputs) % size:
         raise InputError(f"{spec.name} needs {size} texts per prediction; got {len(inputs)} inputs")

@@ -117,7 +117,13 @@ def load_task(
     Returns:
         The task, with `spec`, `train`, `dev` and `test`.
     """
-    variant = Variant.of(name, seed=seed, limit=limit, level=level, max_length=max_length)
+    return load_variant(
+        Variant.of(name, seed=seed, limit=limit, level=level, max_length=max_length), data_dir, max_length
+    )
+
+
+def load_variant(variant: Variant, data_dir: Path | str | None = None, max_length: int | None = None) -> Task:
+    """Load a prepared version of a task, with its examples cut or shrunk to `max_length`."""
     folder, manifest = find_prepared(variant, data_dir)
     spec = variant.spec.cut_to(max_length)
     train, dev, test = (TaskDataset(folder / manifest.splits[split].file, spec) for split in Split)

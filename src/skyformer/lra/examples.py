@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from skyformer.lra.tasks import Split
 
-Symbols = npt.NDArray[np.uint8]
+Symbols = npt.NDArray[Any]
+"""Of the smallest unsigned type that holds all symbols of the task: bytes and pixels are uint8."""
 Integers = npt.NDArray[np.int64]
 
 ROWS_PER_BATCH = 1_000
@@ -29,7 +30,7 @@ class Ragged:
     def from_rows(cls, rows: Sequence[Symbols | bytes]) -> Ragged:
         arrays = [np.frombuffer(row, np.uint8) if isinstance(row, bytes) else row for row in rows]
         lengths = np.array([len(array) for array in arrays], np.int64)
-        return cls(np.concatenate([np.empty(0, np.uint8), *arrays]), lengths)
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.uint8), lengths)
 
     @classmethod
     def from_matrix(cls, matrix: Symbols) -> Ragged:

@@ -18,6 +18,7 @@ from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError
 from skyformer.files import dump_json, read_json, sha256_of, write_atomic
 from skyformer.lra.listops import ListOpsOptions
+from skyformer.lra.own import OwnData
 from skyformer.lra.pathfinder import Level
 from skyformer.lra.tasks import Split, TaskSpec, task_spec
 from skyformer.settings import Settings
@@ -45,6 +46,7 @@ class Variant(_Recorded):
     limit: int | None = None
     level: Level | None = None
     max_length: int | None = None
+    own: OwnData | None = None
 
     @classmethod
     def of(
@@ -55,12 +57,13 @@ class Variant(_Recorded):
         limit: int | None = None,
         level: str | None = None,
         max_length: int | None = None,
+        own: OwnData | None = None,
     ) -> Variant:
-        """The version with these options, each checked.
+        """The version with these options, each checked; `own` is data of one's own, which `task` names.
 
         Only ListOps has a version per `max_length`; the examples of other tasks are stored complete.
         """
-        task_spec(task).cut_to(max_length)
+        (task_spec(task) if own is None else own.spec(task)).cut_to(max_length)
         check_at_least("seed", seed, 0, _LARGEST_SEED)
         if limit is not None:
             check_at_least("limit", limit, 1)
@@ -72,15 +75,19 @@ class Variant(_Recorded):
             limit=limit,
             level=_level(level) if task == "pathfinder" else None,
             max_length=_shorter_than_default(max_length) if task == "listops" else None,
+            own=own,
         )
 
     @property
     def spec(self) -> TaskSpec:
-        return task_spec(self.task).cut_to(self.max_length)
+        spec = task_spec(self.task) if self.own is None else self.own.spec(self.task)
+        return spec.cut_to(self.max_length)
 
     @property
     def name(self) -> str:
         """The name of the folder: the task, followed by the options that differ from the default."""
+        if self.own is not None:
+            return f"{self.task}-{self.own.digest}"
         prefixes = {"--level": "", "--max-length": "length", "--data-seed": "seed", "--limit": "limit"}
         return "-".join([self.task, *(f"{prefixes[option]}{value}" for option, value in self.options.items())])
 

@@ -8,7 +8,7 @@ left behind. Two processes may prepare the same task: the second waits for the f
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ def prepare(
     job = _Job(variant, root / variant.name, root / DOWNLOADS, source, workers, progress or Silent())
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        with _lock(job.folder, job.progress):
+        with lock_folder(job.folder, job.progress):
             return _prepare_locked(job, force)
     except OSError as error:
         raise DataError(f"cannot prepare {variant.name} in {job.folder}: {error}") from error
@@ -113,7 +113,7 @@ def _is_utf8(name: str) -> bool:
 
 
 @contextmanager
-def _lock(folder: Path, progress: Progress) -> Iterator[None]:
+def lock_folder(folder: Path, progress: Progress) -> Iterator[None]:
     """Wait until no other process prepares the same folder; the lock of a killed process is free."""
     lock = FileLock(folder / ".lock")
     try:
@@ -156,7 +156,7 @@ def _prepare_locked(job: _Job, force: bool) -> Prepared:
         return Prepared(job.folder, existing, fresh=False)
     with suppress(DataError):  # a damaged manifest protects no files
         existing = read_manifest(job.folder)
-    _delete_leftovers(job.folder, existing)
+    delete_leftovers(job.folder, existing)
     staging = job.folder / STAGING
     staging.mkdir()
     try:
@@ -179,7 +179,7 @@ def _usable(job: _Job) -> Manifest | None:
     return manifest
 
 
-def _delete_leftovers(folder: Path, manifest: Manifest | None) -> None:
+def delete_leftovers(folder: Path, manifest: Manifest | None) -> None:
     """Delete what a killed or replaced preparation left behind."""
     in_use = {record.file for record in manifest.splits.values()} if manifest else set()
     shutil.rmtree(folder / STAGING, ignore_errors=True)
@@ -191,19 +191,24 @@ def _delete_leftovers(folder: Path, manifest: Manifest | None) -> None:
 
 def _build(job: _Job, staging: Path) -> Manifest:
     """Write the files and the manifest."""
-    writers = _write_examples(job, staging)
+    return put_in_place(job.folder, job.variant, job.origin, _write_examples(job, staging))
+
+
+def put_in_place(folder: Path, variant: Variant, source: str, writers: Mapping[Split, SplitWriter]) -> Manifest:
+    """Move the written files into the folder, and replace the manifest last."""
     manifest = Manifest(
         format=FORMAT_VERSION,
         skyformer=installed_version("skyformer") or "unknown",
-        variant=job.variant,
-        source=job.origin,
+        variant=variant,
+        source=source,
         splits={split: writers[split].record(split) for split in Split},
     )
     for split, writer in writers.items():
-        writer.path.replace(job.folder / manifest.splits[split].file)
-    sync_folder(job.folder)
-    write_atomic(job.folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-    _delete_leftovers(job.folder, manifest)
+        writer.path.replace(folder / manifest.splits[split].file)
+    sync_folder(folder)
+    # Manifests of the five tasks stay readable by earlier versions, which do not know `own`.
+    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude_none=variant.own is None) + "\n")
+    delete_leftovers(folder, manifest)
     return manifest
 
 
@@ -211,11 +216,11 @@ def _write_examples(job: _Job, staging: Path) -> dict[Split, SplitWriter]:
     """Write all examples; if not all are needed or splits are missing, write a choice of them from those files."""
     if job.is_generated:
         total = sum(job.variant.size(split) for split in Split)
-        return _write(_generate(job), list(Split), job, staging, "generating", total)
+        return write_splits(_generate(job), list(Split), job.variant, staging, job.progress, "generating", total)
     path = job.source or Download(_OFFICIAL[job.variant.task], job.downloads, job.progress).run()
     held_out = _HELD_OUT.get(job.variant.task, [])
     in_files = [split for split in Split if split not in held_out]
-    writers = _write(_read(job, path), in_files, job, staging, "reading")
+    writers = write_splits(_read(job, path), in_files, job.variant, staging, job.progress, "reading")
     found, official = sum(len(writer) for writer in writers.values()), sum(job.variant.spec.sizes.values())
     if found != official:
         job.progress.note(f"note: {path} has {found:,} examples; the complete official data has {official:,}")
@@ -224,23 +229,31 @@ def _write_examples(job: _Job, staging: Path) -> dict[Split, SplitWriter]:
     stored = {split: StoredSplit(writer.path) for split, writer in writers.items()}
     rows = _choose_rows(stored, held_out, job.variant)
     chosen = (batch for split in Split for batch in rows[split][0].batches(split, rows[split][1]))
-    return _write(chosen, list(Split), job, staging, "writing", sum(len(some) for _, some in rows.values()))
+    total = sum(len(some) for _, some in rows.values())
+    return write_splits(chosen, list(Split), job.variant, staging, job.progress, "writing", total)
 
 
-def _write(
-    batches: Batches, splits: list[Split], job: _Job, staging: Path, action: str, total: int | None = None
+def write_splits(
+    batches: Batches,
+    splits: list[Split],
+    variant: Variant,
+    staging: Path,
+    progress: Progress,
+    action: str,
+    total: int | None = None,
 ) -> dict[Split, SplitWriter]:
-    title = f"{action} {job.variant.task}"
-    job.progress.begin(title, total)
+    """Write examples to one file per split in the folder `staging`; `action` names the files and the progress."""
+    title = f"{action} {variant.task}"
+    progress.begin(title, total)
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(SplitWriter(staging / f"{action}-{split}.arrow", job.variant.spec))
+            split: stack.enter_context(SplitWriter(staging / f"{action}-{split}.arrow", variant.spec))
             for split in splits
         }
         for split, examples in batches:
             writers[split].write(examples)
-            job.progress.update(title, advance=len(examples))
-    job.progress.end(title)
+            progress.update(title, advance=len(examples))
+    progress.end(title)
     return writers
 
 

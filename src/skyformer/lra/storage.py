@@ -13,20 +13,20 @@ from skyformer.errors import DataError
 from skyformer.files import sha256_of
 from skyformer.lra.examples import ROWS_PER_BATCH, Batches, Examples, Integers, Ragged, Symbols
 from skyformer.lra.folders import SplitRecord
-from skyformer.lra.tasks import Split, TaskSpec
+from skyformer.lra.tasks import Split, TaskSpec, symbol_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def _arrow_schema(paired: bool) -> pa.Schema:
+def _arrow_schema(spec: TaskSpec) -> pa.Schema:
     import datasets
 
-    symbols = datasets.Sequence(datasets.Value("uint8"))
+    symbols = datasets.Sequence(datasets.Value(symbol_type(spec.num_symbols)))
     columns: dict[str, Any] = {"tokens": symbols}
-    if paired:
+    if spec.paired:
         columns["second"] = symbols
-    columns |= {"label": datasets.Value("uint8"), "source": datasets.Value("string")}
+    columns |= {"label": datasets.Value(symbol_type(spec.num_classes)), "source": datasets.Value("string")}
     return datasets.Features(columns).arrow_schema
 
 
@@ -38,7 +38,7 @@ class SplitWriter:
 
         self.path = path
         self._spec = spec
-        self._schema = _arrow_schema(spec.paired)
+        self._schema = _arrow_schema(spec)
         self._file = path.open("wb")
         self._stream = pa.ipc.new_stream(self._file, self._schema)
         self._lengths: list[Integers] = []
@@ -99,10 +99,12 @@ def _to_batch(examples: Examples, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = [
-        pa.ListArray.from_arrays(pa.array(text.offsets.astype(np.int32)), pa.array(text.values))
+        pa.ListArray.from_arrays(
+            pa.array(text.offsets.astype(np.int32)), pa.array(text.values, schema.field("tokens").type.value_type)
+        )
         for text in examples.texts
     ]
-    columns += [pa.array(examples.labels), pa.array(examples.sources, pa.string())]
+    columns += [pa.array(examples.labels, schema.field("label").type), pa.array(examples.sources, pa.string())]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -91,6 +91,11 @@ class TaskSpec:
         return replace(self, max_length=side**2, image_side=side)
 
 
+def symbol_type(count: int) -> str:
+    """The smallest type of numpy, Arrow and `datasets` that holds `count` different symbols or labels."""
+    return next(f"uint{bits}" for bits in (8, 16, 32) if count <= 2**bits)
+
+
 def round_up(length: int, multiple: int = PADDING_MULTIPLE) -> int:
     """The smallest positive multiple of `multiple` that is at least `length`."""
     return max(1, -(-length // multiple)) * multiple

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from skyformer.lra.batching import Batch
-from skyformer.lra.tasks import TaskSpec, task_spec
+from skyformer.lra.tasks import TaskSpec
 from skyformer.model import PairClassifier, SequenceClassifier
 from skyformer.ops.noise import mixed_seed
 from skyformer.training.config import OptimConfig, RunConfig
@@ -35,7 +35,7 @@ def classifier_class(spec: TaskSpec) -> type[SequenceClassifier | PairClassifier
 def build_model(config: RunConfig) -> SequenceClassifier | PairClassifier:
     """The model of a run before its first step; it depends on the config and its seed only."""
     torch.manual_seed(mixed_seed("weights", config.seed))
-    return classifier_class(task_spec(config.task.name))(config.build_model_config())
+    return classifier_class(config.task.spec)(config.build_model_config())
 
 
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:

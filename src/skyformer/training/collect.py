@@ -28,7 +28,9 @@ from skyformer.training.metrics import MetricRow
 from skyformer.training.presets import DEFAULT_PRESET, load_preset
 from skyformer.training.runs import Run, RunResult, UnreadableRun, scan_runs
 
-_NAME = re.compile(r"(?P<task>[a-z]+)-(?P<attention>[a-z0-9_]+)-(?P<preset>[a-z0-9_]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
+_NAME = re.compile(
+    r"(?P<task>[a-z0-9_]+)-(?P<attention>[a-z0-9_]+)-(?P<preset>[a-z0-9_]+)-seed(?P<seed>\d+)-[0-9a-f]{8}"
+)
 _OPTIONS = "model.attention_options."
 _RESULT_FIELDS = (
     *("best_step", "dev_accuracy", "dev_loss", "test_accuracy", "test_loss", "test_examples"),

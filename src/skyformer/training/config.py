@@ -14,8 +14,9 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from skyformer.checks import LARGEST_INTEGER
 from skyformer.errors import InputError
-from skyformer.lra.folders import Variant
-from skyformer.lra.tasks import round_up, task_spec
+from skyformer.lra.folders import MANIFEST, Variant, data_dir_or_default
+from skyformer.lra.own import NAME, OwnData
+from skyformer.lra.tasks import TASKS, TaskSpec, round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.model.config import Activation
 from skyformer.settings import Settings
@@ -27,13 +28,16 @@ Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
-_EXCLUDED_FROM_DIGEST: dict[str, bool | set[str]] = {
+_EXCLUDED_FROM_DIGEST: dict[str, Any] = {
     "note": True,
-    "loop": {"workers", "log_every", "checkpoint_every"},
+    # What they contain is part of `own.digest`.
+    "task": {"own": {"files", "tokenizer"}},
+    "loop": {"workers", "log_every", "checkpoint_every", "loggers"},
     "hardware": {"accelerator", "threads"},
 }
 """Settings that change where and how a run is computed, but not its result."""
 _ADDED_LATER: dict[str, dict[str, Any]] = {
+    "task": {"own": None},
     "model": {
         "embedding_dropout": 0.0,
         "attention_output_dropout": None,
@@ -53,40 +57,50 @@ class TaskConfig(Settings):
 
     section: ClassVar[str] = "task"
 
-    name: str = Field(description="listops, text, retrieval, pathfinder or image")
+    name: str = Field(description="listops, text, retrieval, pathfinder or image; or the name of own data")
     level: str | None = Field(default=None, description="Pathfinder only: easy, intermediate or hard")
     data_seed: Seed = Field(default=0, description="the seed that the data was prepared with")
     limit: Count | None = Field(default=None, description="the limit that the data was prepared with")
     max_length: Count | None = Field(default=None, description="cut texts, shrink images, limit ListOps to it")
+    own: OwnData | None = Field(default=None, description="data of one's own, from `own_data` or --data")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        spec = task_spec(self.name)
-        if self.max_length is not None and self.max_length > spec.max_length:
+        if self.own is not None and (self.name in TASKS or not NAME.fullmatch(self.name)):
+            raise InputError(f"task.name must be a name of own data, not {self.name!r}, because task.own is set")
+        if self.own is None and self.max_length is not None and self.max_length > self.spec.max_length:
             raise InputError(
-                f"task.max_length must be at most {spec.max_length} for {self.name}; got {self.max_length}"
+                f"task.max_length must be at most {self.spec.max_length} for {self.name}; got {self.max_length}"
             )
         self.variant()
         return self
 
+    @property
+    def spec(self) -> TaskSpec:
+        """The task, with examples of full length."""
+        return task_spec(self.name) if self.own is None else self.own.spec(self.name)
+
     def variant(self) -> Variant:
         """The version of the task that must be prepared; this checks its options."""
         return Variant.of(
-            self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
+            self.name, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length, own=self.own
         )
 
     def load(self, data_dir: Path | str | None) -> Task:
-        """The prepared data; an error says how to prepare it if it is missing."""
-        from skyformer.lra.dataset import load_task
+        """The prepared data; an error says how to prepare it if it is missing. Own data is then read again."""
+        from skyformer.lra.dataset import load_variant
 
-        return load_task(
-            self.name, data_dir, seed=self.data_seed, limit=self.limit, level=self.level, max_length=self.max_length
-        )
+        variant = self.variant()
+        if self.own is not None and not (data_dir_or_default(data_dir) / variant.name / MANIFEST).exists():
+            from skyformer.own.preparation import prepare_again
+
+            prepare_again(variant, data_dir)
+        return load_variant(variant, data_dir, self.max_length)
 
     @property
     def longest(self) -> int:
         """The largest number of tokens of an example."""
-        return task_spec(self.name).cut_to(self.max_length).max_length
+        return self.spec.cut_to(self.max_length).max_length
 
 
 class ModelSettings(Settings):
@@ -110,9 +124,9 @@ class ModelSettings(Settings):
     checkpoint_activations: bool = False
 
 
-def _as_pair(betas: Any) -> Any:
+def _as_tuple(values: Any) -> Any:
     """YAML has lists but no tuples."""
-    return tuple(betas) if isinstance(betas, list) else betas
+    return tuple(values) if isinstance(values, list) else values
 
 
 class OptimConfig(Settings):
@@ -122,7 +136,7 @@ class OptimConfig(Settings):
 
     lr: float = Field(gt=0, description="the highest learning rate, at the end of the warm-up")
     warmup_steps: int = Field(ge=1, le=LARGEST_INTEGER)
-    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_pair)] = (0.9, 0.999)
+    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)] = (0.9, 0.999)
     cycle_beta1: bool = Field(
         default=False, description="beta1 falls from 0.95 to 0.85 in the warm-up and rises again, instead of betas[0]"
     )
@@ -154,6 +168,9 @@ class LoopConfig(Settings):
     checkpoint_every: Count = Field(description="steps between checkpoints")
     log_every: Count = Field(description="steps between rows of metrics.csv")
     workers: int = Field(default=0, ge=0, le=1024, description="data loading processes; 0 = no extra process")
+    loggers: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        default=(), description="further loggers, such as wandb:project=reviews"
+    )
 
     @property
     def last_step(self) -> int:
@@ -209,10 +226,10 @@ class RunConfig(Settings):
 
     def build_model_config(self) -> ModelConfig:
         """The model's config: these settings and what the task decides."""
-        spec = task_spec(self.task.name)
+        spec = self.task.spec
         return ModelConfig(
             vocab_size=spec.vocab_size,
-            max_length=round_up(min(self.task.longest, spec.max_length)),
+            max_length=round_up(self.task.longest),
             num_classes=spec.num_classes,
             seed=self.seed,
             **dict(self.model),

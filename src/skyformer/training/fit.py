@@ -45,6 +45,7 @@ from skyformer.training.callbacks import Best, RunRecorder, ShowEvaluation, Stop
 from skyformer.training.checkpoints import CheckpointRecord, CheckpointStore
 from skyformer.training.config import RunConfig
 from skyformer.training.data import TaskData
+from skyformer.training.loggers import build_loggers, check_loggers
 from skyformer.training.module import ClassifierModule, Evaluation, score
 from skyformer.training.prediction import load_best_model
 from skyformer.training.progress import RunProgress
@@ -104,7 +105,7 @@ def train(
     training = _Training(run, config, task, progress and is_main_process(), callbacks)
     _check_hardware(config)
     if is_main_process():
-        create_run(config, runs_dir, task.manifest)
+        create_run(config, runs_dir, task.manifest, task.folder)
     return _run_to_end(training)
 
 
@@ -244,6 +245,7 @@ def _check_hardware(config: RunConfig) -> None:
     """Report what this machine lacks before a folder is created."""
     if find_spec("tensorboard") is None:
         raise MissingExtraError("tensorboard")
+    check_loggers(config)
     with _quiet_lightning():
         _trainer(config, logger=False, enable_checkpointing=False)
 
@@ -354,7 +356,7 @@ def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgre
         gradient_clip_val=config.optim.clip_value,
         gradient_clip_algorithm="value",
         num_sanity_val_steps=0,
-        logger=_tensorboard(run, found),
+        logger=[_tensorboard(run, found), *(build_loggers(config, run) if is_main_process() else [])],
         callbacks=[StopIfNotFinite(store), recorder, *training.callbacks],
         plugins=[store],
         default_root_dir=run.folder,

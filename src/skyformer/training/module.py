@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skyformer.errors import SolveError
 from skyformer.lra.batching import Batch
-from skyformer.lra.tasks import Split, task_spec
+from skyformer.lra.tasks import Split
 from skyformer.model.storage import StoredModel
 from skyformer.training.building import build_optimizer, cross_entropy, logits_of, one_cycle, step_seed
 from skyformer.training.config import RunConfig
@@ -114,8 +114,8 @@ class ClassifierModule(pl.LightningModule):
         except SolveError as unsolved:
             self.unsolved = str(unsolved)
             zero = torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum() * 0
-            spec = task_spec(self.config.task.name)
-            return zero + torch.full((len(batch.ids), spec.num_classes), float("nan"), device=self.device)
+            classes = self.config.task.spec.num_classes
+            return zero + torch.full((len(batch.ids), classes), float("nan"), device=self.device)
         return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

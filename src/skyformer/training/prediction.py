@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,8 +18,9 @@ from skyformer.lra.batching import collate
 from skyformer.lra.dataset import Example, fit
 from skyformer.lra.examples import Symbols
 from skyformer.lra.image import grey
-from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec, task_spec
+from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.own.encoding import Encoder, make_encoder
 from skyformer.training.building import classifier_class, logits_of
 from skyformer.training.runs import Run
 
@@ -53,9 +54,11 @@ class Predictor:
     """The best model of a run, loaded once for many predictions."""
 
     def __init__(self, run: Run) -> None:
-        self.spec = task_spec(run.config.task.name)
-        self.longest = run.config.task.longest
+        self.task = run.config.task
+        self.spec = self.task.spec
+        self.longest = self.task.longest
         self.model = load_best_model(run)
+        self._encoder = encoder_of(run) if self.task.own is not None else None
 
     @property
     def inputs_per_example(self) -> int:
@@ -64,22 +67,47 @@ class Predictor:
     def __call__(self, *inputs: Input, cut: bool = False) -> Prediction:
         if len(inputs) != self.inputs_per_example:
             raise InputError(f"{self.spec.name} needs {self.inputs_per_example} inputs per example; got {len(inputs)}")
-        tokens = [self._tokens(given, cut) for given in inputs]
-        batch = collate([Example(tokens[0], 0, 0, *tokens[1:])])
-        with torch.inference_mode():
-            probabilities = torch.softmax(logits_of(self.model, batch).double(), -1)[0]
-        label = int(probabilities.argmax())
-        return Prediction(label, self.spec.label_names[label], tuple(probabilities.tolist()))
+        tokens = [self._tokens(self._read(given), cut) for given in inputs]
+        return self._classify([Example(tokens[0], 0, 0, *tokens[1:])])[0]
 
-    def _tokens(self, given: Input, cut: bool) -> Tensor:
-        symbols = _reader(self.spec)(given)
+    def classify(self, examples: Sequence[Sequence[str]], batch_size: int = 64) -> list[Prediction]:
+        """Predictions for many texts or pairs of texts, which are cut as the training data was; in their order."""
+        columns = [self._encode(texts) for texts in zip(*examples, strict=True)]
+        tokens = [[self._tokens(symbols, cut=True) for symbols in column] for column in columns]
+        rows = [Example(row[0], 0, number, *row[1:]) for number, row in enumerate(zip(*tokens, strict=True))]
+        rows.sort(key=lambda row: max(len(row.tokens), 0 if row.second is None else len(row.second)))
+        found: dict[int, Prediction] = {}
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            found |= zip((row.id for row in batch), self._classify(batch), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    def _classify(self, examples: Sequence[Example]) -> list[Prediction]:
+        with torch.inference_mode():
+            probabilities = torch.softmax(logits_of(self.model, collate(examples)).double(), -1)
+        labels, names = probabilities.argmax(-1).tolist(), self.spec.label_names
+        return [
+            Prediction(label, names[label], tuple(row.tolist()))
+            for label, row in zip(labels, probabilities, strict=True)
+        ]
+
+    def _encode(self, texts: Sequence[str]) -> list[Symbols]:
+        return [self._read(text) for text in texts] if self._encoder is None else self._encoder(texts)
+
+    def _read(self, given: Input) -> Symbols:
+        if self._encoder is None:
+            return _reader(self.spec)(given)
+        return self._encoder([_content(given).decode(errors="replace")])[0]
+
+    def _tokens(self, symbols: Symbols, cut: bool) -> Tensor:
         if self.spec.image_side is not None or (cut and self._is_text):
             symbols = fit(symbols, self.spec.cut_to(self.longest))
         self._check_length(len(symbols))
         return torch.from_numpy(symbols.astype(np.int64) + FIRST_SYMBOL_ID)
 
     def _check_length(self, length: int) -> None:
-        unit, advice = ("bytes", " or use --cut") if self._is_text else ("tokens", "")
+        as_bytes = self._is_text and (self.task.own is None or self.task.own.tokenizer is None)
+        unit, advice = "bytes" if as_bytes else "tokens", " or use --cut" if self._is_text else ""
         if length == 0:
             raise InputError(f"the input is empty; {self.spec.name} needs 1 to {self.longest:,} {unit}")
         if length > self.longest:
@@ -92,11 +120,24 @@ class Predictor:
         return self.spec.image_side is None and self.spec.name != "listops"
 
 
+def encoder_of(run: Run) -> Encoder:
+    """What turns texts into the tokens of a run on own data."""
+    own = run.config.task.own
+    if own is None or own.tokenizer is None:
+        return make_encoder(None)
+    if not run.tokenizer.is_dir():
+        raise DataError(f"{run.tokenizer} is missing: it is the tokenizer that this run was trained with")
+    encoder = make_encoder(run.tokenizer)
+    if encoder.num_symbols != own.num_symbols:
+        raise DataError(f"{run.tokenizer} has {encoder.num_symbols} tokens, not the {own.num_symbols} of this run")
+    return encoder
+
+
 def load_best_model(run: Run) -> SequenceClassifier | PairClassifier:
     """The best model of a run; a `DataError` if it does not match the run's config."""
     if not run.model_folder.is_dir():
         raise InputError(f"{run.folder} has no model yet: {_why_not_yet(run)}")
-    model = classifier_class(task_spec(run.config.task.name)).from_pretrained(run.model_folder)
+    model = classifier_class(run.config.task.spec).from_pretrained(run.model_folder)
     expected = run.config.build_model_config()
     if model.config != expected:
         names = [name for name, value in expected if getattr(model.config, name) != value]

@@ -18,15 +18,26 @@ from typing import Any
 from skyformer.attention import attention_class
 from skyformer.attention.tilted import SMALLEST_BUDGET
 from skyformer.errors import InputError, UnknownNameError
+from skyformer.lra.dataset import load_variant
+from skyformer.lra.preparation import Prepared
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.settings import setting_names, unknown_setting
 from skyformer.training.config import RunConfig, flatten, parse_yaml
+from skyformer.training.fitting import DEFAULT_OWN_PRESET, OWN_PRESETS, fitting_settings
 
 DEFAULT_PRESET = "paper"
 FEATURES = "model.features"
 OPTIONS = "model.attention_options"
-SETTABLE = (FEATURES, *(name for name in setting_names(RunConfig) if name not in ("preset", "note", "task.name")))
-"""Names that `--set` accepts; the preset and the task decide the others."""
+SETTABLE = (
+    FEATURES,
+    *(
+        name
+        for name in setting_names(RunConfig)
+        if name not in ("preset", "note", "task.name") and not name.startswith("task.own")
+    ),
+)
+"""Names that `--set` accepts; the preset and the data decide the others."""
+_FIXED_BY_OWN_DATA = ("task.limit", "task.level", "task.data_seed")
 
 Tree = dict[str, Any]
 
@@ -60,8 +71,8 @@ def list_presets(task: str | None = None) -> list[str]:
 
 
 def load_preset(
-    task: str,
-    preset: str = DEFAULT_PRESET,
+    task: str | Prepared,
+    preset: str | None = None,
     *,
     attention: str | None = None,
     overrides: Sequence[str] = (),
@@ -71,8 +82,9 @@ def load_preset(
     """The config of a task under a preset.
 
     Args:
-        task: a task of Long Range Arena.
-        preset: a name from `list_presets()`.
+        task: a task of Long Range Arena, or own data from `skyformer.own.own_data`.
+        preset: a name from `list_presets()`, by default "paper". For own data by default "standard", or "quick" or
+            "long": their lengths and steps fit the size of the data and this machine (see `training.fitting`).
         attention: replaces the preset's attention.
         overrides: changed settings such as `"optim.lr=3e-4"`, with values in YAML.
         steps: replaces `loop.steps`; a warm-up of the preset that would not fit becomes a tenth of the steps.
@@ -82,11 +94,29 @@ def load_preset(
     >>> config.model.attention, config.optim.lr, config.seed
     ('performer', 0.0003, 1)
     """
-    tree = _settings_of(task, preset)
+    tree = _settings_of(task, preset or DEFAULT_PRESET) if isinstance(task, str) else _settings_of_own(task, preset)
     given = {"model.attention": attention, "loop.steps": steps, "seed": seed}
     chosen = parse_overrides(overrides) | {name: value for name, value in given.items() if value is not None}
+    fixed = [name for name in _FIXED_BY_OWN_DATA if name in chosen and not isinstance(task, str)]
+    if fixed:
+        raise InputError(f"{', '.join(fixed)} cannot be set for own data; give it when the data is prepared")
     changed = _with_fitting_warmup(_put_all(tree, chosen), chosen)
     return _with_note(RunConfig(**_resolve_features(changed)), tree)
+
+
+def change_config(
+    config: RunConfig, overrides: Sequence[str] = (), *, steps: int | None = None, seed: int | None = None
+) -> RunConfig:
+    """A config with some settings changed, as in `load_preset`; its note names those that decide the result."""
+    given = {"loop.steps": steps, "seed": seed}
+    chosen = parse_overrides(overrides) | {name: value for name, value in given.items() if value is not None}
+    if FEATURES in chosen:
+        raise InputError(f"{FEATURES} cannot be set in a whole config; set the option in {OPTIONS} instead")
+    changed = RunConfig(**_with_fitting_warmup(_put_all(config.model_dump(), chosen), chosen))
+    departures = changed.departures(config.replace(seed=changed.seed))
+    if not departures:
+        return changed
+    return changed.replace(note="; ".join(filter(None, [config.note, f"changed: {', '.join(departures)}"])))
 
 
 def parse_overrides(overrides: Sequence[str]) -> Tree:
@@ -183,6 +213,24 @@ def _settings_of(task: str, preset: str) -> Tree:
             f"presets for {task}: {', '.join(list_presets(task))}"
         )
     return _merge(_layered(task, preset), {"preset": preset, "task": {"name": task}})
+
+
+def _settings_of_own(data: Prepared, preset: str | None) -> Tree:
+    """A preset's settings for own data: one that fits it, or those that a preset has for Text or Retrieval."""
+    variant, preset = data.manifest.variant, preset or DEFAULT_OWN_PRESET
+    if preset not in (*OWN_PRESETS, *_preset_names()):
+        raise UnknownNameError("preset", preset, [*OWN_PRESETS, *list_presets()])
+    similar = "retrieval" if variant.spec.paired else "text"
+    if preset in OWN_PRESETS:
+        settings = _layered(similar, "cpu")
+        del settings["task"]
+        settings = _merge(settings, fitting_settings(load_variant(variant, data.folder.parent), preset))
+    else:
+        settings = _merge(_settings_of(similar, preset), {"task": {"limit": None}})
+    own = variant.own
+    assert own is not None
+    task = {"name": variant.task, "data_seed": variant.seed, "limit": variant.limit, "own": own.model_dump()}
+    return _merge(settings, {"preset": preset, "note": "", "task": task})
 
 
 def _layered(task: str, preset: str) -> Tree:

@@ -8,6 +8,7 @@
     tensorboard/        the same numbers as TensorBoard events
     checkpoints/        what the run resumes from
     model/              the best model, for `from_pretrained`
+    tokenizer/          the tokenizer, where own data has one
     result.json         written last: a run that has it is finished
 
 The folder is created in one step, with config, environment, data and state. The process that trains a run holds its
@@ -45,6 +46,7 @@ from skyformer.files import (
     write_atomic,
 )
 from skyformer.lra.folders import Manifest
+from skyformer.lra.own import TOKENIZER_FOLDER
 from skyformer.settings import Accuracy, JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
@@ -167,6 +169,10 @@ class Run:
     @property
     def model_folder(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / TOKENIZER_FOLDER
 
     @property
     def tensorboard(self) -> Path:
@@ -333,8 +339,13 @@ class Run:
         return False
 
 
-def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Manifest | None = None) -> Run:
-    """Create the folder of a new run on `data`; an existing run of this config is an error and is not changed."""
+def create_run(
+    config: RunConfig, runs_dir: Path | str | None = None, data: Manifest | None = None, data_folder: Path | None = None
+) -> Run:
+    """Create the folder of a new run on `data`; an existing run of this config is an error and is not changed.
+
+    A tokenizer in `data_folder` is copied, so that the run can predict without its data.
+    """
     run = check_free(config, runs_dir)
     root = run.folder.parent
     root.mkdir(parents=True, exist_ok=True)
@@ -348,6 +359,8 @@ def create_run(config: RunConfig, runs_dir: Path | str | None = None, data: Mani
         write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
         if data is not None:
             Run(draft)._write_data(data)
+        if data_folder is not None and (data_folder / TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(data_folder / TOKENIZER_FOLDER, Run(draft).tokenizer)
         Run(draft).write_state(RunState.starting(config.loop.last_step))
         _move(draft, run)
     finally:

@@ -27,11 +27,12 @@ from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError, SkyformerError
 from skyformer.files import runs_dir_or_default, write_atomic
 from skyformer.lra.folders import Manifest
-from skyformer.processes import STOP_SIGNALS
+from skyformer.lra.preparation import Prepared
+from skyformer.processes import STOP_SIGNALS, available_cores
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
 from skyformer.training.config import RunConfig, TaskConfig, to_yaml
-from skyformer.training.presets import DEFAULT_PRESET, load_preset
+from skyformer.training.presets import load_preset
 from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run
 from skyformer.training.signals import StopSignals
 
@@ -104,17 +105,17 @@ class Executor(Protocol):
 
 
 def plan(
-    tasks: Sequence[str],
+    tasks: Sequence[str | Prepared],
     attentions: Sequence[str],
     seeds: Sequence[int],
-    preset: str = DEFAULT_PRESET,
+    preset: str | None = None,
     overrides: Sequence[str] = (),
     steps: int | None = None,
 ) -> list[RunConfig]:
     """The checked configs of all tasks x attentions x seeds; all runs of the first seed come first.
 
     Args:
-        tasks, attentions, seeds: at least one of each.
+        tasks, attentions, seeds: at least one of each; a task may be own data from `skyformer.own.own_data`.
         preset, overrides, steps: for every run, as in `load_preset`.
     """
     for what, names in (("task", tasks), ("attention", attentions), ("seed", seeds)):
@@ -206,11 +207,6 @@ def with_threads(config: RunConfig, threads: int) -> RunConfig:
     if config.hardware.threads is not None:
         return config
     return config.replace(hardware=config.hardware.replace(threads=threads))
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sweep(

@@ -1,0 +1,150 @@
+"""Predictions for whole files: every row gets the predicted label; and evaluation on files with labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from skyformer.errors import DataError, InputError
+from skyformer.files import write_atomic
+from skyformer.own.preparation import as_label, checked_text
+from skyformer.own.reading import FORMATS, Part, Row, Source, check_columns, only_part
+from skyformer.report.progress import Progress, Silent
+from skyformer.training.module import Evaluation
+from skyformer.training.prediction import Prediction, Predictor
+from skyformer.training.runs import Run
+
+PREDICTION, PROBABILITY = "prediction", "probability"
+_ROWS = 1024
+_TITLE = "texts classified"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of texts and labels: those of the run's own data by default."""
+
+    texts: tuple[str, ...]
+    label: str
+
+    @classmethod
+    def of(cls, run: Run, text: str | None, text_b: str | None, label: str | None) -> Columns:
+        task = run.config.task
+        if task.spec.image_side is not None:
+            raise InputError(f"{task.name} has images, not texts; give the images themselves to `skyformer predict`")
+        texts = [text or (task.own.text if task.own else "text")]
+        if task.spec.paired:
+            texts.append(text_b or ((task.own and task.own.text_b) or "text_b"))
+        elif text_b is not None:
+            raise InputError(f"{task.name} has single texts; leave out --text-b")
+        return cls(tuple(texts), label or (task.own.label if task.own else "label"))
+
+    def check(self, part: Part, *, with_label: bool) -> None:
+        options = dict(zip(("--text", "--text-b"), self.texts, strict=False))
+        check_columns(part, options | ({"--label": self.label} if with_label else {}))
+
+
+def predict_file(
+    run: Run,
+    source: Source,
+    output: Path,
+    *,
+    text: str | None = None,
+    text_b: str | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Classify every row of a file or dataset, and write its columns with `prediction` and `probability` to `output`.
+
+    Texts are cut as the training data was. JSONL also gets the probabilities of all labels. The file appears in one
+    step, when everything is classified.
+
+    Returns:
+        The number of rows.
+    """
+    if output.suffix.lower() not in FORMATS:
+        raise InputError(f"--output must end in {', '.join(FORMATS)}; got {output.name!r}")
+    part, columns = only_part(source), Columns.of(run, text, text_b, None)
+    columns.check(part, with_label=False)
+    taken = [name for name in (PREDICTION, PROBABILITY) if name in part.columns()]
+    if taken:
+        raise InputError(f"{part.name} has a column {taken[0]!r} already, which would be overwritten; rename it first")
+    rows = [
+        {**row, PREDICTION: found.name, PROBABILITY: max(found.probabilities), "probabilities": found.probabilities}
+        for _, row, found in _classified(Predictor(run), part, columns, progress or Silent())
+    ]
+    names = run.config.task.spec.label_names
+    try:
+        write_atomic(output, _formatted(rows, names, output.suffix.lower()))
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.strerror}") from error
+    return len(rows)
+
+
+def evaluate_file(
+    run: Run,
+    source: Source,
+    *,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate the best model of a run on the rows of a file or dataset with labels that it knows."""
+    part, columns = only_part(source), Columns.of(run, text, text_b, label)
+    columns.check(part, with_label=True)
+    names = run.config.task.spec.label_names
+    loss, correct, examples = 0.0, 0, 0
+    for place, row, found in _classified(Predictor(run), part, columns, progress or Silent()):
+        given = as_label(row.get(columns.label), f"{part.name} {place}", columns.label)
+        if given not in names:
+            raise DataError(
+                f"{part.name} {place} has the label {given!r}, which was not in the training data; known: "
+                f"{', '.join(names[:20])}{', ...' * (len(names) > 20)}"
+            )
+        number = names.index(given)
+        loss -= math.log(max(found.probabilities[number], 1e-300))
+        correct += found.label == number
+        examples += 1
+    if not examples:
+        raise DataError(f"{part.name} has no rows")
+    return Evaluation(loss / examples, correct / examples, examples)
+
+
+def _classified(
+    predictor: Predictor, part: Part, columns: Columns, progress: Progress
+) -> Iterator[tuple[str, Row, Prediction]]:
+    progress.begin(_TITLE)
+    rows = part.rows()
+    while batch := list(islice(rows, _ROWS)):
+        texts = [[checked_text(part, place, row, column) for column in columns.texts] for place, row in batch]
+        for (place, row), found in zip(batch, predictor.classify(texts), strict=True):
+            yield place, row, found
+        progress.update(_TITLE, advance=len(batch))
+    progress.end(_TITLE)
+
+
+def _formatted(rows: list[dict[str, Any]], names: tuple[str, ...], suffix: str) -> str | bytes:
+    """The rows in the format of a suffix; tables have no column for all probabilities."""
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        named = ({**row, "probabilities": dict(zip(names, row["probabilities"], strict=True))} for row in rows)
+        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in named)
+    plain = [{name: value for name, value in row.items() if name != "probabilities"} for row in rows]
+    if suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        content = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(plain), content)
+        return content.getvalue()
+    text = io.StringIO(newline="")
+    header = list(dict.fromkeys(name for row in plain for name in row))
+    writer = csv.DictWriter(text, header, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    return text.getvalue()
