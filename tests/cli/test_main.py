@@ -54,7 +54,7 @@ def test_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("train --resume nothing", "there is no run 'nothing'"),
         ("train --resume nothing --config x.yaml", "use only one of them"),
         ("train --config nowhere.yaml", "nowhere.yaml cannot be read"),
-        ("train text --seed 1 --config x.yaml", "--config has every setting; leave out task, seed"),
+        ("train text --seed 1 --config x.yaml", "--config has them already: leave out a task"),
         ("train listops --set task.limit=50", "run: skyformer data prepare listops --limit 50\n"),
         ("evaluate nothing", "there is no run 'nothing'"),
         ("predict nothing text", "there is no run 'nothing'"),

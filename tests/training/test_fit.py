@@ -301,7 +301,8 @@ def test_another_seed_is_another_run_and_only_wanted_progress_is_printed(
         printed.append(capfd.readouterr())
     assert printed[0] == ("", "")
     assert printed[1].out == ""
-    assert [line.partition(":")[0] for line in printed[1].err.splitlines()][1:] == ["step 2", "step 4"]
+    shown_lines = [line.partition(":")[0] for line in printed[1].err.splitlines()][1:]
+    assert shown_lines == ["training steps", "step 2", "step 4"]
     assert seen[0].ids != seen[1].ids
     assert seen[0].weights is not None
     assert seen[1].weights is not None

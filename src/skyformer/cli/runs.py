@@ -107,8 +107,14 @@ def _check_names(tasks: list[str], attentions: list[str], presets: list[str], ru
     from skyformer.training.collect import collect_runs
     from skyformer.training.presets import list_presets
 
-    known_presets = {*list_presets(), *(row.preset for row in collect_runs(runs_dir) if row.preset)} if presets else ()
-    known = (("task", tasks, TASKS), ("attention", attentions, list_attentions()), ("preset", presets, known_presets))
+    rows = collect_runs(runs_dir) if presets or not set(tasks) <= set(TASKS) else []
+    known_presets = {*list_presets(), *(row.preset for row in rows if row.preset)}
+    known_tasks = {*TASKS, *(row.task for row in rows if row.task)}
+    known = (
+        ("task", tasks, known_tasks),
+        ("attention", attentions, list_attentions()),
+        ("preset", presets, known_presets),
+    )
     for what, names, allowed in known:
         for name in names:
             if name not in allowed:

@@ -28,7 +28,9 @@ class OwnData(Settings):
     section: ClassVar[str] = "task.own"
 
     digest: str = Field(pattern="^[0-9a-f]{8}$", description="a hash of the content and of all options of reading it")
-    files: dict[str, str] = Field(default_factory=dict, description="the file or folder of each split")
+    train: str | None = Field(default=None, description="the file or folder; null = it was not read from files")
+    dev: str | None = Field(default=None, description="the file of the dev set, if it has its own")
+    test: str | None = Field(default=None, description="the file of the test set, if it has its own")
     text: str = Field(default="text", description="the column of the texts")
     text_b: str | None = Field(default=None, description="the column of the second texts of pairs")
     label: str = Field(default="label", description="the column of the labels")
@@ -36,6 +38,12 @@ class OwnData(Settings):
     labels: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(min_length=2, description="their names")
     num_symbols: int = Field(ge=1, le=LARGEST_VOCABULARY, description="number of different tokens without padding")
     longest: int = Field(ge=1, le=LONGEST_TEXT, description="tokens of the longest text")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The file or folder of each split that has its own."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: file for split, file in named.items() if file is not None}
 
     def spec(self, name: str) -> TaskSpec:
         """The data as a task."""

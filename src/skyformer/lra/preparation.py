@@ -207,7 +207,8 @@ def put_in_place(folder: Path, variant: Variant, source: str, writers: Mapping[S
         writer.path.replace(folder / manifest.splits[split].file)
     sync_folder(folder)
     # Manifests of the five tasks stay readable by earlier versions, which do not know `own`.
-    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude_none=variant.own is None) + "\n")
+    exclude = {"variant": {"own"}} if variant.own is None else None
+    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude=exclude) + "\n")
     delete_leftovers(folder, manifest)
     return manifest
 

@@ -123,9 +123,9 @@ def prepare_again(variant: Variant, data_dir: Path | str | None = None) -> Prepa
             f"{missing}, and {gone[0]} does not exist any more; put it back, or name the folder of the data"
         )
     prepared = own_data(
-        own.files[Split.TRAIN],
-        dev=own.files.get(Split.DEV),
-        test=own.files.get(Split.TEST),
+        own.train,
+        dev=own.dev,
+        test=own.test,
         text=own.text,
         label=own.label,
         text_b=own.text_b,
@@ -297,7 +297,7 @@ def _build(job: _Job, folder: Path, staging: Path) -> Manifest:
     longest = max(int(stored.lengths().max()) for stored, _ in read.values())
     own = OwnData(
         digest=folder.name.rpartition("-")[2],
-        files=job.files,
+        **job.files,
         text=job.reader.text,
         text_b=job.reader.text_b,
         label=job.reader.label,

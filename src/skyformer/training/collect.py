@@ -25,7 +25,7 @@ from skyformer.errors import SkyformerError
 from skyformer.report.paper import ACCURACY
 from skyformer.training.config import RunConfig, flatten
 from skyformer.training.metrics import MetricRow
-from skyformer.training.presets import DEFAULT_PRESET, load_preset
+from skyformer.training.presets import DEFAULT_PRESET, load_preset, usual_options
 from skyformer.training.runs import Run, RunResult, UnreadableRun, scan_runs
 
 _NAME = re.compile(
@@ -73,6 +73,13 @@ class RunRow:
     started: str | None = None
     finished: str | None = None
     data_digest: str | None = None
+    own: bool = False
+    """Whether it is a run on own data, whose presets fit the data; `changes` then identify all settings."""
+
+    @property
+    def shown_changes(self) -> tuple[str, ...]:
+        """The changed settings in words."""
+        return tuple(filter(None, [self.note])) if self.own else self.changes
 
 
 def collect_runs(
@@ -112,17 +119,19 @@ def _readable_row(run: Run) -> RunRow:
     config, state = run.config, run.state
     result = run.result if state.state == "finished" else None
     changes = changes_to_preset(config)
-    preset = _preset(config.task.name, config.preset, config.model.attention) or config
+    named = _preset(config.task.name, config.preset, config.model.attention) if config.task.own is None else None
+    preset = named or config
     known: dict[str, Any] = {
         "task": config.task.name,
         "attention": config.model.attention,
         "preset": config.preset,
         "note": config.note,
-        "preset_note": preset.note,
+        "preset_note": "" if config.task.own is not None else preset.note,
         "changes": tuple(change for change in changes if not change.startswith(_OPTIONS)),
         "options": tuple(change.removeprefix(_OPTIONS) for change in changes if change.startswith(_OPTIONS)),
         "seed": config.seed,
         "digest": config.digest(),
+        "own": config.task.own is not None,
     }
     if result is not None and result.config_digest != config.digest():
         reason = f"its result belongs to another config: {result.config_digest}, not {config.digest()}"
@@ -150,6 +159,8 @@ def changes_to_preset(config: RunConfig) -> list[str]:
     Two configs with the same task, attention and preset have the same changes only if all their settings are the same.
     """
     plain = config.replace(seed=0)
+    if config.task.own is not None:
+        return _changes_of_own(plain)
     preset = _preset(config.task.name, config.preset, config.model.attention)
     if preset is None:
         # A preset of another version is unknown here, so the digest of the settings identifies them.
@@ -157,6 +168,15 @@ def changes_to_preset(config: RunConfig) -> list[str]:
     ours, theirs = (flatten(each.deciding_settings()) for each in (plain, preset))
     names = [name for name in ours | theirs if name not in ours or name not in theirs or ours[name] != theirs[name]]
     return [f"{name}={json.dumps(ours[name]) if name in ours else 'default'}" for name in names]
+
+
+def _changes_of_own(config: RunConfig) -> list[str]:
+    """A digest of all settings but the attention and its options, and the options that are not the preset's."""
+    model = config.model.replace(attention="softmax", attention_options={}, attention_dropout=0.0)
+    usual, options = usual_options(config), config.model.attention_options
+    changed = [name for name in usual | options if usual.get(name) != options.get(name)]
+    shown = [f"{_OPTIONS}{name}={json.dumps(options[name]) if name in options else 'default'}" for name in changed]
+    return [f"settings {config.replace(model=model).digest()}", *shown]
 
 
 @cache
@@ -196,7 +216,7 @@ def _seed_mean(rows: Sequence[RunRow]) -> SeedMean:
     first, rows = rows[0], sorted(rows, key=lambda row: row.seed or 0)
     task, attention, preset = str(first.task), str(first.attention), str(first.preset)
     accuracies = tuple(row.test_accuracy for row in rows if row.test_accuracy is not None)
-    paper = ACCURACY[attention].on(task) / 100 if attention in ACCURACY else None
+    paper = ACCURACY[attention].on(task) / 100 if attention in ACCURACY and not first.own else None
     return SeedMean(
         preset=preset,
         changes=first.changes,
@@ -233,12 +253,23 @@ class Summary:
         return self.preset == DEFAULT_PRESET and not self.changes and not self.notes
 
     @property
+    def _rows(self) -> list[RunRow]:
+        return [row for mean in self.means for row in mean.rows] + list(self.left_out)
+
+    @property
     def tasks(self) -> set[str]:
-        rows = [row for mean in self.means for row in mean.rows] + list(self.left_out)
-        return {row.task for row in rows if row.task is not None}
+        return {row.task for row in self._rows if row.task is not None}
+
+    @property
+    def own(self) -> bool:
+        """Whether the runs are on own data, which the paper knows nothing of."""
+        return any(row.own for row in self._rows)
 
     def __str__(self) -> str:
         """The setting in a few words, with a warning if it is not the paper's."""
+        if self.own:
+            changed = sorted({change for row in self._rows for change in row.shown_changes})
+            return "; ".join([f"preset {self.preset}", *changed])
         reduced = " (reduced)" if self.notes else ""
         changes = f" with {', '.join(self.changes)}" if self.changes else ""
         warning = "" if self.as_in_paper else "; NOT THE PAPER'S SETTING"

@@ -31,7 +31,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 _EXCLUDED_FROM_DIGEST: dict[str, Any] = {
     "note": True,
     # What they contain is part of `own.digest`.
-    "task": {"own": {"files", "tokenizer"}},
+    "task": {"own": {"train", "dev", "test", "tokenizer"}},
     "loop": {"workers", "log_every", "checkpoint_every", "loggers"},
     "hardware": {"accelerator", "threads"},
 }

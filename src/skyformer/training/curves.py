@@ -89,7 +89,11 @@ def draw_curves(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 
 def _figures(summary: Summary) -> list[Figure]:
-    curves = {task: found for task in TASK_TITLES if (found := curves_of(summary, task))}
+    curves = {
+        task: found
+        for task in (*TASK_TITLES, *sorted(summary.tasks - set(TASK_TITLES)))
+        if (found := curves_of(summary, task))
+    }
     if not curves:
         return []
     return [
@@ -100,7 +104,9 @@ def _figures(summary: Summary) -> list[Figure]:
 
 def _panels(curves: dict[str, list[Curve]], measure: Measure) -> list[Panel]:
     return [
-        Panel(TASK_TITLES[task], "training time (s)", measure.label, [curve.series(measure) for curve in lines])
+        Panel(
+            TASK_TITLES.get(task, task), "training time (s)", measure.label, [curve.series(measure) for curve in lines]
+        )
         for task, lines in curves.items()
     ]
 

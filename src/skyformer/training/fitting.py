@@ -62,7 +62,7 @@ def fitting_settings(task: Task, preset: str, cores: int | None = None) -> dict[
     every = max(1, steps // _EVALUATIONS)
     return {
         "task": {"max_length": longest},
-        "model": {"features": 128 if longest > 512 else 64},
+        "model": {"features": fitting_features(longest)},
         "optim": {"warmup_steps": max(1, steps // 10)},
         "loop": {
             "steps": steps,
@@ -75,6 +75,11 @@ def fitting_settings(task: Task, preset: str, cores: int | None = None) -> dict[
             "keep_after": 0.0,
         },
     }
+
+
+def fitting_features(longest: int) -> int:
+    """The number of features for texts of at most `longest` tokens."""
+    return 128 if longest > 512 else 64
 
 
 def machine_cores() -> int:

@@ -23,7 +23,7 @@ from skyformer.lra.preparation import Prepared
 from skyformer.lra.tasks import TASKS, task_spec
 from skyformer.settings import setting_names, unknown_setting
 from skyformer.training.config import RunConfig, flatten, parse_yaml
-from skyformer.training.fitting import DEFAULT_OWN_PRESET, OWN_PRESETS, fitting_settings
+from skyformer.training.fitting import DEFAULT_OWN_PRESET, OWN_PRESETS, fitting_features, fitting_settings
 
 DEFAULT_PRESET = "paper"
 FEATURES = "model.features"
@@ -231,6 +231,19 @@ def _settings_of_own(data: Prepared, preset: str | None) -> Tree:
     assert own is not None
     task = {"name": variant.task, "data_seed": variant.seed, "limit": variant.limit, "own": own.model_dump()}
     return _merge(settings, {"preset": preset, "note": "", "task": task})
+
+
+def usual_options(config: RunConfig) -> Tree:
+    """The options that a preset gives to the attention of a run on own data."""
+    similar, own = "retrieval" if config.task.spec.paired else "text", config.preset in OWN_PRESETS
+    try:
+        model = _layered(similar, "cpu" if own else config.preset)["model"]
+    except (OSError, KeyError):
+        return {}  # a preset of another version
+    features = {"features": fitting_features(config.task.longest)} if own else {}
+    chosen = {**model, **features, "attention": config.model.attention}
+    options: Tree = _resolve_features({"model": chosen})["model"]["attention_options"]
+    return options
 
 
 def _layered(task: str, preset: str) -> Tree:

@@ -30,7 +30,7 @@ def _run_cells(row: RunRow) -> list[str]:
 def _preset_mark(row: RunRow) -> str:
     if row.preset is None:
         return NOTHING
-    marks = ["reduced"] * bool(row.preset_note) + ["changed"] * bool(row.changes or row.options)
+    marks = ["reduced"] * bool(row.preset_note) + ["changed"] * bool(row.shown_changes or row.options)
     return f"{row.preset} ({', '.join(marks)})" if marks else row.preset
 
 
@@ -38,7 +38,7 @@ def _run_remarks(rows: Sequence[RunRow]) -> list[str]:
     reasons = [f"{row.name} {row.state}: {row.reason}" for row in rows if row.reason]
     changed: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        for settings in (row.changes, row.options):
+        for settings in (row.shown_changes, row.options):
             changed.setdefault(settings, []).append(row.name)
     changes = [f"changed in {_first_and_count(names)}: {', '.join(key)}" for key, names in changed.items() if key]
     notes = dict.fromkeys(f"preset {row.preset} of {row.task} is {row.preset_note}" for row in rows if row.preset_note)
@@ -98,17 +98,24 @@ def summary_table(
         tasks, attentions: which columns and rows to show; all with runs, and all of the paper, if empty.
         paper_columns: put the paper's accuracies into their own columns instead of brackets.
     """
-    shown = [task for task in TASK_TITLES if task in (tasks or summary.tasks)]
-    titles = [TASK_TITLES[task] for task in shown] + [AVERAGE] * (len(shown) > 1)
+    paper_columns &= not summary.own
+    known = sorted(summary.tasks) if summary.own else TASK_TITLES
+    shown = [task for task in known if task in (tasks or summary.tasks)]
+    titles = [TASK_TITLES.get(task, task) for task in shown] + [AVERAGE] * (len(shown) > 1)
     blocks = _blocks(summary, attentions)
     counts = {mean.count for mean in summary.means}
     rows = []
     for row in (row for block in blocks for row in block):
+        if summary.own:
+            rows.append([row.title, *row.ours(shown, show_counts=len(counts) > 1)])
+            continue
         pairs = list(zip(row.ours(shown, show_counts=len(counts) > 1), row.papers(shown), strict=True))
         in_brackets = [f"{ours} ({paper})" for ours, paper in pairs]
         rows.append([row.title, *([cell for pair in pairs for cell in pair] if paper_columns else in_brackets)])
     starts = [sum(map(len, blocks[:number])) for number in range(1, len(blocks))]
-    note = "\n".join(_summary_remarks(summary, counts, averaged=len(shown) > 1, in_brackets=not paper_columns))
+    note = "\n".join(
+        _summary_remarks(summary, counts, averaged=len(shown) > 1, in_brackets=not paper_columns and not summary.own)
+    )
     header = ["attention", *(["ours", "paper"] * len(titles) if paper_columns else titles)]
     groups = [("", 1), *((title, 2) for title in titles)] if paper_columns else ()
     return Table(f"Test accuracy in %, {summary}", header, rows, note, groups, starts)
@@ -131,7 +138,8 @@ def _rows(summary: Summary, attention: str) -> list[_Row]:
     for mean in summary.means:
         if mean.attention == attention:
             found.setdefault(mean.options, {})[mean.task] = mean
-    return [_Row(attention, options, found[options]) for options in sorted(found)] or [_Row(attention, (), {})]
+    rows = [_Row(attention, options, found[options]) for options in sorted(found)]
+    return rows or ([] if summary.own else [_Row(attention, (), {})])
 
 
 def _summary_remarks(summary: Summary, counts: Collection[int], *, averaged: bool, in_brackets: bool) -> list[str]:
