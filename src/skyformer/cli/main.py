@@ -6,9 +6,9 @@ import errno
 import signal
 import sys
 import traceback
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from skyformer import __version__
 from skyformer.errors import EXTRA_OF_MODULE, InterruptedRunError, MissingExtraError, SkyformerError, missing_extra
 from skyformer.report.tables import visible
 
@@ -69,7 +69,7 @@ def build_app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"skyformer {__version__}")
+        print(f"skyformer {import_module('skyformer').__version__}")
         sys.exit()
 
 
