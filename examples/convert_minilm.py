@@ -46,8 +46,9 @@ def embed(model: Any, passages: Tensor) -> Tensor:
 
 def similarity(model: Any, passages: Tensor, exact: Tensor, sampler: str, num_landmarks: int) -> str:
     """Mean and lowest cosine similarity to the exact embeddings."""
-    skyformer.hf.register("approximate", kernel="softmax", landmarks=sampler, num_landmarks=num_landmarks)
-    model.set_attn_implementation("approximate")
+    name = f"{sampler}-{num_landmarks}"
+    skyformer.hf.register(name, kernel="softmax", landmarks=sampler, num_landmarks=num_landmarks)
+    model.set_attn_implementation(name)
     cosines = (embed(model, passages) * exact).sum(-1).tolist()
     return f"{statistics.mean(cosines):.4f} ({min(cosines):.4f})"
 

@@ -224,7 +224,7 @@ def test_masked_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused(InputError, "row 9 of example 1", "masked key 4", "valid_rows"):
         skyformer.skyformer_attention(query, key, value, landmarks=last_key, key_mask=mask)
     with refused(InputError, "row 3 of example 1", "masked query 3"):
-        skyformer.skyformer_attention(query, key, value, landmarks=torch.tensor([[3], [3]]), key_mask=mask)
+        skyformer.skyformer_attention(query, key, value, landmarks=lambda *_: torch.tensor([[3], [3]]), key_mask=mask)
     candidates = Candidates(query, key, mask, mask, GaussianKernel(), 1.0)
     rows = check_rows(torch.tensor([[3, -1], [3, 1]]), 2, 2, 10)
     monkeypatch.setattr("skyformer.landmarks.base.may_look_at_values", lambda rows: False)

@@ -51,25 +51,27 @@ def check_query_key_value(
 
 
 def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
-    """The mask (batch, length) as bool, True where a token is real. Integers 0 and 1, as tokenizers make them, are
-    accepted; only on the CPU are they looked at, because an accelerator would have to wait."""
+    """The mask (batch, length) as bool, True where a token is real. Numbers 0 and 1, as tokenizers make them, are
+    accepted; only on the CPU are they looked at, because an accelerator would have to wait, so there they must be
+    integers: floating numbers may be an additive mask."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
         raise MaskError(f"{name} must be a tensor ({batch}, {length}) of bool; got {type(mask).__name__}")
-    if mask.is_floating_point() or mask.is_complex():
-        raise MaskError(
-            f"{name} must be bool or integers 0 and 1, True or 1 = attend; got {mask.dtype}. Convert a mask of 0.0 and "
-            f"1.0 with {name}.bool(), an additive one (0 / -inf) with {name} == 0"
-        )
     if mask.shape != (batch, length):
         raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
     if mask.dtype == torch.bool:
         return mask
-    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.numel():
-        low, high = (int(end) for end in mask.aminmax())
-        if low < 0 or high > 1:
-            raise MaskError(f"{name} must be bool or 0 and 1, 1 = attend; got integers from {low} to {high}")
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = mask[(mask != 0) & (mask != 1)]
+        got = f"{wrong[0].item()}" if wrong.numel() else None
+    else:
+        got = f"{mask.dtype} on {mask.device}" if mask.is_floating_point() else None
+    if got is not None:
+        raise MaskError(
+            f"{name} must be bool, or 0 and 1, 1 = a real token; got {got}. Convert an additive mask (0 / -inf) with "
+            f"{name} == 0"
+        )
     return mask != 0
 
 

@@ -199,3 +199,7 @@ class ReplacedWarning(SkyformerWarning):
 
 class PluginWarning(SkyformerWarning):
     """An installed package offers a part that cannot be loaded."""
+
+
+class AttentionWarning(SkyformerWarning):
+    """Weights are used with another attention than they were trained with."""

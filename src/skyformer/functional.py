@@ -428,7 +428,9 @@ def _choose(
             drawn = check_points_and_slots(drawn, candidates.in_float32()).to(query.dtype)
         return query, key, drawn if short is None else short.replace_points(drawn, key)
     if not builtin:
-        rows = without_masked_rows(check_rows(drawn, query.shape[0], query.shape[1], num_rows), candidates)
+        rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows)
+        # A caller may choose masked rows as mere points; a sampler that does has forgotten the masks.
+        rows = rows if isinstance(sampler, Tensor) else without_masked_rows(rows, candidates)
     else:
         rows = drawn if drawn.dim() == 3 else drawn.unsqueeze(1)
     if short is not None:

@@ -36,12 +36,13 @@ from transformers import (
 )
 
 import skyformer.hf
-from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer import kernelized_attention, list_attentions, skyformer_attention, softmax_attention
 from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import (
     IgnoredSettingWarning,
     InputError,
     MissingExtraError,
+    ReplacedWarning,
     UnknownNameError,
     UnsupportedError,
     install_command,
@@ -97,8 +98,8 @@ def attend(name: str, module: nn.Module | None = None, **arguments: Any) -> Tens
     return out.transpose(1, 2)
 
 
-def test_without_arguments_four_names_are_registered() -> None:
-    for name in ("tilted", "skyformer", "kernelized", "skyformer-softmax"):
+def test_importing_registers_every_attention_without_parameters() -> None:
+    for name in {*list_attentions(), "skyformer-softmax"} - {"linformer"}:
         assert function(name).name == name
         assert name in AttentionMaskInterface().valid_keys()
 
@@ -126,6 +127,8 @@ def test_options_reach_the_functions(name: str, options: dict[str, Any], direct:
     torch.testing.assert_close(attend(name), direct(*(some_heads(seed=seed) for seed in range(3))))
 
 
+# Other options under a name that is taken are a warning, see below.
+@pytest.mark.filterwarnings("ignore::skyformer.errors.ReplacedWarning")
 def test_presets_can_be_changed_and_options_without_a_name_are_for_skyformer() -> None:
     try:
         skyformer.hf.register("skyformer-softmax", num_landmarks=200)
@@ -137,12 +140,31 @@ def test_presets_can_be_changed_and_options_without_a_name_are_for_skyformer() -
         skyformer.hf.register()
 
 
+def test_options_under_a_taken_name() -> None:
+    skyformer.hf.register("taken", num_landmarks=8)
+    skyformer.hf.register("taken", num_landmarks=8)
+    with pytest.warns(ReplacedWarning, match="'taken' has other options from now on, also in models"):
+        skyformer.hf.register("taken", num_landmarks=9)
+    with refused(InputError, "'performer' stands for the attention 'performer'", "'skyformer' under another name"):
+        skyformer.hf.register("performer", attention="skyformer")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "error", "words"),
     [
         ("a", {"num_landmark": 3}, UnknownNameError, ("'num_landmark'", "Did you mean 'num_landmarks'")),
         ("a", {"attention": "kernelized", "num_landmarks": 3}, UnknownNameError, ("'kernelized'", "'num_landmarks'")),
-        ("a", {"attention": "performer"}, UnknownNameError, ("'performer'", "kernelized, skyformer, tilted")),
+        ("a", {"attention": "perfomer"}, UnknownNameError, ("'perfomer'", "Did you mean 'performer'")),
+        ("a", {"attention": "performer", "num_landmarks": 3}, UnknownNameError, ("'performer'", "num_features")),
+        ("a", {"attention": "performer", "num_features": 0}, InputError, ("num_features", "at least 1", "0")),
+        ("a", {"attention": "reformer", "max_length": 3}, InputError, ("max_length", "the inputs of the model")),
+        ("linformer", {}, InputError, ("max_length",)),
+        (
+            "a",
+            {"attention": "nystromformer", "conv_kernel_size": 3},
+            UnsupportedError,
+            ("'nystromformer'", "convolution"),
+        ),
         ("a", {"attention": "tilted", "num_landmarks": 3}, UnknownNameError, ("'tilted'", "'num_landmarks'", "budget")),
         ("a", {"attention": "tilted", "budget": 3}, InputError, ("budget", "at least 8", "3")),
         ("a", {"attention": "tilted", "num_cells": 16}, InputError, ("either budget or all of", "num_cells=16")),
@@ -263,9 +285,10 @@ def test_evaluation_repeats_and_training_does_not(family: Any) -> None:
 @pytest.mark.parametrize("landmarks", ["stratified", "queries", "probe", "segment_means"])
 def test_more_landmarks_than_tokens_cost_nothing(kernel: str, exact: str, landmarks: str) -> None:
     """A matrix of a million by a million landmarks would not fit into memory."""
-    skyformer.hf.register("a-million", kernel=kernel, landmarks=landmarks, num_landmarks=10**6)
+    name = f"a-million-{kernel}-{landmarks}"
+    skyformer.hf.register(name, kernel=kernel, landmarks=landmarks, num_landmarks=10**6)
     mask = tokens()["attention_mask"].bool()
-    found, expected = (attend(name, attention_mask=mask) for name in ("a-million", exact))
+    found, expected = (attend(name, attention_mask=mask) for name in (name, exact))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -364,7 +387,7 @@ GEMMA = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_
             ("sliding window", "local_layers='sdpa'", "layer_types=['full_attention']"),
         ),
         (Gemma2Model, Gemma2Config(**GEMMA), ("Gemma2Attention", "softcap")),
-        (MPNetModel, MPNetConfig(**BERT), ("MPNet", "their own attention", "'eager'")),
+        (MPNetModel, MPNetConfig(**BERT), ("'kernelized'", "MPNetModel computes attention with its own code")),
     ],
     ids=["windows", "terms that change the scores", "own attention"],
 )
@@ -390,9 +413,7 @@ def test_layers_with_windows_can_keep_their_attention(padded: bool) -> None:
 
 def test_a_checkpoint_with_windows_loads_without_them(tmp_path: Path) -> None:
     ModernBertModel(ModernBertConfig(**{**MODERN, "num_hidden_layers": 4})).save_pretrained(tmp_path)
-    model = ModernBertModel.from_pretrained(
-        tmp_path, attn_implementation="skyformer", layer_types=["full_attention"] * 4
-    )
+    model = ModernBertModel.from_pretrained(tmp_path, attn_implementation="tilted", layer_types=["full_attention"] * 4)
     assert model.eval()(**tokens())[0].isfinite().all()
 
 
@@ -455,6 +476,7 @@ def test_all_samplers_and_kernels_run_through_a_model() -> None:
     model = model_of(BERT_FAMILY)
     samplers = ("stratified", "uniform", "probe", "leverage", "segment_means")
     for landmarks, kernel in itertools.product(samplers, ("gaussian", "softmax")):
-        skyformer.hf.register("tried", num_landmarks=8, landmarks=landmarks, kernel=kernel)
-        model.set_attn_implementation("tried")
+        name = f"tried-{landmarks}-{kernel}"
+        skyformer.hf.register(name, num_landmarks=8, landmarks=landmarks, kernel=kernel)
+        model.set_attn_implementation(name)
         assert model.eval()(**tokens())[0].isfinite().all()

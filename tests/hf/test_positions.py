@@ -46,11 +46,11 @@ def test_a_longer_text_runs_and_the_model_loads_again(family: Family, tmp_path: 
     assert torch.equal(after[: first + 1], before[: first + 1])
     assert torch.equal(after[-1], before[-1])
     assert len(after) == model.config.max_position_embeddings == first + LONG
-    model.set_attn_implementation("few")
+    model.set_attn_implementation("few-tilted")
     long = {"input_ids": torch.randint(5, 50, (2, LONG)), "attention_mask": torch.ones(2, LONG, dtype=torch.long)}
     out = model(**long)[0]
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path, attn_implementation="few").eval()
+    again = type(model).from_pretrained(tmp_path, attn_implementation="few-tilted").eval()
     torch.testing.assert_close(again(**long)[0], out)
 
 

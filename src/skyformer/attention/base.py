@@ -95,6 +95,9 @@ class Attention(nn.Module, abc.ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether the mechanism is computed exactly, without approximation."""
+    approximates_softmax: ClassVar[bool] = False
+    """Whether it approximates, or is, softmax attention with the same queries and keys, so that weights trained with
+    softmax attention can use it without training."""
     cannot: ClassVar[Mapping[Promise, str]] = {}
 
     num_heads: int

@@ -149,6 +149,7 @@ class InformerAttention(Attention):
     """
 
     name = "informer"
+    approximates_softmax = True
     cannot: ClassVar[Mapping[Promise, str]] = {
         Promise.CAUSAL: "which queries attend fully depends on the whole sequence, and the others get the mean of all "
         "values",

@@ -153,6 +153,7 @@ class NystromformerAttention(Attention):
     """
 
     name = "nystromformer"
+    approximates_softmax = True
     cannot: ClassVar[Mapping[Promise, str]] = {
         Promise.CAUSAL: "every output row depends on landmarks that are means over the whole sequence",
         Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",

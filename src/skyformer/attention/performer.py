@@ -199,6 +199,7 @@ class PerformerAttention(Attention):
     """
 
     name = "performer"
+    approximates_softmax = True
     cannot: ClassVar[Mapping[Promise, str]] = {
         Promise.DROPOUT: "the weights are never formed; put nn.Dropout after the attention instead",
         Promise.FULLGRAPH: "counting the calls until a redraw breaks the graph in training; eval() and "

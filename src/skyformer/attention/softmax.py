@@ -17,6 +17,7 @@ class SoftmaxAttention(Attention):
     """softmax(Q K^T / sqrt(P)) V."""
 
     name = "softmax"
+    approximates_softmax = True
     exact = True
 
     scale: float | None = None

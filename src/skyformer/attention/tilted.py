@@ -431,6 +431,7 @@ class TiltedAttention(Attention):
     """Softmax attention with exact keys and tilted cells per block of queries; see `tilted_attention`."""
 
     name = "tilted"
+    approximates_softmax = True
     cannot: ClassVar[Mapping[Promise, str]] = {
         Promise.CAUSAL: "a block of queries shares its exact keys and cells, whose keys may come later than a query; "
         "attention='kernelized' and 'softmax' are causal",

@@ -1,10 +1,9 @@
 """Skyformer in Hugging Face transformers; needs the extra [hf].
 
-`register` adds attentions that the library's own models can run with. Importing this package also makes the Skyformer
-models known to the Auto classes.
+Importing this package is enough: it registers the attentions that the library's own models can run with, makes the
+Skyformer models known to the Auto classes, and refuses models that would ignore the choice of an attention.
 
-    skyformer.hf.register()
-    model = AutoModel.from_pretrained("bert-base-cased", attn_implementation="skyformer")
+    model = AutoModel.from_pretrained("bert-base-cased", attn_implementation="tilted")
     model = AutoModel.from_config(skyformer.hf.SkyformerConfig(vocab_size=30522))
 """
 
@@ -16,6 +15,7 @@ except ModuleNotFoundError as missing:
     raise MissingExtraError("transformers", "hf") from missing
 
 from skyformer.hf.configuration import SkyformerConfig
+from skyformer.hf.guard import install
 from skyformer.hf.interface import register, uses_interface
 from skyformer.hf.modeling import (
     SkyformerForMaskedLM,
@@ -35,4 +35,6 @@ __all__ = [
     "uses_interface",
 ]
 
+install()
+register()
 register_models()

@@ -1,4 +1,4 @@
-"""The attention functions that transformers calls: tilted attention, Skyformer, and exact Kernelized Attention.
+"""The attention functions that transformers calls: Skyformer, exact Kernelized Attention, tilted attention, and others.
 
 transformers calls such a function with the attention module, query (B, H, L, P), key and value (B, H or fewer, S, P),
 a mask, and settings. It expects (B, L, H, P) and the attention weights (B, H, L, S) or None.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import abc
 import warnings
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils import output_capturing
 
+from skyformer.attention import Attention, Promise, attention_class, attention_options, build_attention
 from skyformer.attention.tilted import tilted_attention
 from skyformer.errors import IgnoredSettingWarning, UnsupportedError
 from skyformer.functional import kernelized_attention, skyformer_attention
-from skyformer.hf.layers import layer_generator
+from skyformer.hf.layers import layer_generator, layer_seed
 from skyformer.hf.masks import Pattern, attached_pattern, read_mask
-from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions, TiltedOptions
+from skyformer.hf.options import KernelizedOptions, ModuleOptions, Options, SkyformerOptions, TiltedOptions
+from skyformer.ops.kernels import SoftmaxKernel, get_kernel
 
 _HIDDEN_SCALING = ("Esm", "Evolla")
 """Models that scale their queries although their modules have a `scaling` of 1."""
@@ -46,8 +50,16 @@ class Call:
 class RegisteredAttention(abc.ABC):
     """An attention registered under a name. Subclasses write `attend`."""
 
+    calls: ClassVar[int] = 0
+    """How often any of them was called, by which `skyformer.hf.guard` sees whether a model uses it."""
+
     def __init__(self, name: str, options: Options) -> None:
-        self.name, self.local_layers = name, options.local_layers
+        self.name, self.local_layers, self.options = name, options.local_layers, options
+
+    @property
+    @abc.abstractmethod
+    def approximates_softmax(self) -> bool:
+        """Whether it approximates, or is, the softmax attention that pretrained weights were trained with."""
 
     def __call__(
         self,
@@ -61,6 +73,8 @@ class RegisteredAttention(abc.ABC):
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if not torch.compiler.is_compiling():
+            RegisteredAttention.calls += 1
         if self._is_local(attention_mask, others):
             by_sdpa: tuple[Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
@@ -126,6 +140,12 @@ _SCORE_TERMS = {
 """Arguments of some models that change the scores, and what they mean."""
 
 
+def ours(name: object) -> RegisteredAttention | None:
+    """The attention that is registered under this name, if it is one of ours."""
+    found = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
+    return found if isinstance(found, RegisteredAttention) else None
+
+
 class ApproximateAttention(RegisteredAttention):
     """An approximation: causal models are refused, and dropout of weights has no effect."""
 
@@ -155,6 +175,10 @@ class TiltedAttention(ApproximateAttention):
         self._options = {each.name: getattr(options, each.name) for each in fields(options)}
         self._options.pop("local_layers")
 
+    @property
+    def approximates_softmax(self) -> bool:
+        return bool(self._options["kernel"] == "softmax")
+
     def attend(self, call: Call) -> Tensor:
         self.refuse_causal(
             call,
@@ -171,9 +195,11 @@ class TiltedAttention(ApproximateAttention):
 class SkyformerAttention(ApproximateAttention):
     """Skyformer. Every layer draws its own landmarks."""
 
-    def __init__(self, name: str, options: SkyformerOptions) -> None:
-        super().__init__(name, options)
-        self.options = options
+    options: SkyformerOptions
+
+    @property
+    def approximates_softmax(self) -> bool:
+        return isinstance(get_kernel(self.options.kernel), SoftmaxKernel)
 
     # Drawing landmarks breaks a compiled graph anyway; disabled here, it breaks only once per layer.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -217,9 +243,11 @@ def _warn_about_dropout(name: str, call: Call) -> None:
 class ExactAttention(RegisteredAttention):
     """Kernelized Attention, causal or not."""
 
-    def __init__(self, name: str, options: KernelizedOptions) -> None:
-        super().__init__(name, options)
-        self.options = options
+    options: KernelizedOptions
+
+    @property
+    def approximates_softmax(self) -> bool:
+        return isinstance(get_kernel(self.options.kernel), SoftmaxKernel)
 
     def attend(self, call: Call) -> Tensor:
         if not call.pattern.causal:
@@ -244,6 +272,56 @@ class ExactAttention(RegisteredAttention):
             dropout_p=call.dropout,
             memory_budget=self.options.memory_budget,
         )
+
+
+class ModuleAttention(ApproximateAttention):
+    """Any other attention of `list_attentions()` without parameters: one module for each layer of a model."""
+
+    options: ModuleOptions
+
+    def __init__(self, name: str, options: ModuleOptions) -> None:
+        super().__init__(name, options)
+        self._modules: weakref.WeakKeyDictionary[nn.Module, tuple[object, Attention]] = weakref.WeakKeyDictionary()
+
+    @property
+    def approximates_softmax(self) -> bool:
+        return attention_class(self.options.attention).approximates_softmax
+
+    # The look-up by module cannot be traced; disabled here, the graph breaks only once per layer.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(self, call: Call) -> Tensor:
+        cls = attention_class(self.options.attention)
+        if call.pattern.causal:
+            self._refuse_causal_call(cls, call)
+        if call.dropout > 0 and Promise.DROPOUT in cls.cannot:
+            self.warn_about_dropout(call)
+        module = self._module_of(cls, call).to(call.query.device).train(call.module.training)
+        out: Tensor = module(call.query, call.key, call.value, key_mask=call.key_mask, is_causal=call.pattern.causal)
+        return out
+
+    def _refuse_causal_call(self, cls: type[Attention], call: Call) -> None:
+        reason = cls.cannot.get(Promise.CAUSAL)
+        if reason is None and (call.pattern.first_query or call.query.shape[2] != call.key.shape[2]):
+            reason = "with a cache the queries start at a later position than the keys; use_cache=False avoids it"
+        if reason is not None:
+            self.refuse_causal(call, reason, "Use attn_implementation='kernelized' or 'sdpa' for this model")
+
+    def _module_of(self, cls: type[Attention], call: Call) -> Attention:
+        """The module of a layer, built when it is first called. Copies of a model get modules of the same seeds."""
+        shape = (call.query.shape[1], call.query.shape[3])
+        settings = dict(self.options.settings)
+        settings["seed"] = layer_seed(call.module, int(settings.get("seed", 0)))
+        known = attention_options(cls.name)
+        if "scale" in known:
+            settings["scale"] = call.scale
+        if "dropout" in known and call.dropout > 0:
+            settings["dropout"] = call.dropout
+        wanted = (shape, tuple(settings.items()))
+        kept, module = self._modules.get(call.module, (None, None))
+        if module is None or kept != wanted:
+            module = build_attention(cls.name, *shape, **settings)
+            self._modules[call.module] = wanted, module
+        return module
 
 
 def _first_keys(call: Call, count: int) -> Call:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from functools import cache
 from typing import Any
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from skyformer.errors import InputError
-from skyformer.hf.functions import ExactAttention, RegisteredAttention, SkyformerAttention, TiltedAttention
+from skyformer.attention import list_attentions
+from skyformer.errors import InputError, ReplacedWarning, SkyformerError
+from skyformer.hf.functions import (
+    ExactAttention,
+    ModuleAttention,
+    RegisteredAttention,
+    SkyformerAttention,
+    TiltedAttention,
+    ours,
+)
 from skyformer.hf.masks import mask_with_sdpa_windows, plain_mask
-from skyformer.hf.options import KernelizedOptions, Options, SkyformerOptions, TiltedOptions, read_options
+from skyformer.hf.options import (
+    KernelizedOptions,
+    ModuleOptions,
+    Options,
+    SkyformerOptions,
+    TiltedOptions,
+    read_options,
+)
 
-_PRESETS: Mapping[str, Mapping[str, str]] = {
-    "tilted": {"attention": "tilted"},
-    "skyformer": {"attention": "skyformer"},
-    "kernelized": {"attention": "kernelized"},
-    "skyformer-softmax": {"attention": "skyformer", "kernel": "softmax"},
-}
+SOFTMAX = "skyformer-softmax"
+"""The name of Skyformer with the softmax kernel."""
 
 _RESERVED = {
     "sdpa": "transformers treats such names as a kind of sdpa",
@@ -32,14 +44,15 @@ _RESERVED = {
 def register(name: str | None = None, **options: Any) -> None:
     """Makes an attention known to transformers, for `attn_implementation=name` and `set_attn_implementation(name)`.
 
-    Without arguments it registers "tilted" (approximates the softmax attention that a model was trained with),
-    "skyformer", "kernelized" (exact) and "skyformer-softmax" (a coarser approximation of softmax attention).
+    Importing `skyformer.hf` registers every attention of `list_attentions()` that has no parameters under its own name,
+    and "skyformer-softmax", Skyformer's approximation of softmax attention. Without arguments this is done again.
 
     Args:
-        name: any name that transformers does not treat specially. Registering a name again replaces its options, also
-            for models that already use it.
-        options: `attention`, which is "skyformer" (the default, except for the names above), "tilted" or
-            "kernelized"; for the others see `SkyformerOptions`, `TiltedOptions` and `KernelizedOptions`.
+        name: any name that transformers does not treat specially. The name of an attention stands for that attention
+            only. If a name is registered again with other options, a `ReplacedWarning` says so, because models that
+            already use it change.
+        options: `attention`, a name from `list_attentions()`; by default the one that `name` names, or "skyformer". The
+            others are the options of that attention; see `SkyformerOptions`, `TiltedOptions` and `KernelizedOptions`.
 
     Example:
         >>> import torch, skyformer.hf
@@ -52,18 +65,42 @@ def register(name: str | None = None, **options: Any) -> None:
         torch.Size([1, 200, 32])
     """
     if name is None and not options:
-        for preset in _PRESETS:
-            register(preset)
+        for each in (*list_attentions(), SOFTMAX):
+            if each == SOFTMAX or not _has_parameters(each):
+                register(each)
         return
     name = "skyformer" if name is None else name
     _check_name(name)
-    settings = {**_PRESETS.get(name, _PRESETS["skyformer"]), **options}
-    chosen = read_options(settings.pop("attention"), settings)
+    attention = options.pop("attention", None) or (name if name in list_attentions() else "skyformer")
+    if name in list_attentions() and attention != name:
+        raise InputError(
+            f"the name {name!r} stands for the attention {name!r}; register attention {attention!r} under another name"
+        )
+    chosen = read_options(attention, {"kernel": "softmax", **options} if name == SOFTMAX else options)
+    known = ours(name)
+    if known is not None and known.options != chosen:
+        warnings.warn(
+            f"attn_implementation={name!r} has other options from now on, also in models that already use it; register "
+            "them under another name to keep both",
+            ReplacedWarning,
+            stacklevel=2,
+        )
     AttentionInterface.register(name, _attention_of(name, chosen))
     AttentionMaskInterface.register(name, mask_with_sdpa_windows if chosen.local_layers == "sdpa" else plain_mask)
 
 
+@cache
+def _has_parameters(attention: str) -> bool:
+    try:
+        read_options(attention, {})
+    except SkyformerError:
+        return True
+    return False
+
+
 def _attention_of(name: str, options: Options) -> RegisteredAttention:
+    if isinstance(options, ModuleOptions):
+        return ModuleAttention(name, options)
     if isinstance(options, TiltedOptions):
         return TiltedAttention(name, options)
     if isinstance(options, SkyformerOptions):

@@ -15,10 +15,13 @@ _numbered: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 def layer_generator(module: nn.Module, seed: int) -> torch.Generator | None:
     """The generator of a layer's landmarks: None (torch's global one) in training, else a new one with a fixed seed."""
-    if module.training:
-        return None
+    return None if module.training else torch.Generator().manual_seed(layer_seed(module, seed))
+
+
+def layer_seed(module: nn.Module, seed: int) -> int:
+    """A seed for one layer."""
     # The factor keeps the seeds apart: layer 1 of seed 0 must not equal layer 0 of seed 1.
-    return torch.Generator().manual_seed((seed + layer_number(module) * 0x9E3779B97F4A7C15) % 2**63)
+    return (seed + layer_number(module) * 0x9E3779B97F4A7C15) % 2**62
 
 
 def layer_number(module: nn.Module) -> int:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_MAPPING
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -94,19 +93,11 @@ def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -
 
 @cache
 def _refuse_other_masks(config_type: Any) -> None:
-    """Raises for models that build their mask by `attn_implementation` but then expect one of four dimensions, most of
-    them because they compute attention with their own code."""
+    """Raises for models that build their mask by `attn_implementation` but then expect one of four dimensions."""
     if config_type.__name__ in _BIASED_WITH_WIDE_MASK:
         raise UnsupportedError(
             f"{config_type.__name__.removesuffix('Config')} models add a position_bias to the scores, which this "
             "attention never computes. Use attn_implementation='sdpa' or 'eager' for this model"
-        )
-    models: Any = MODEL_MAPPING.get(config_type, None)  # type: ignore[arg-type]
-    models = models if isinstance(models, tuple) else (models,)
-    if None not in models and not any(model._can_set_attn_implementation() for model in models):
-        raise UnsupportedError(
-            f"{config_type.__name__.removesuffix('Config')} models have their own attention and do not use "
-            "transformers' attention interface; use attn_implementation='eager' for them, or another model"
         )
 
 

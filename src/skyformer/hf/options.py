@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
+
+from skyformer.attention import attention_options, build_attention
 from skyformer.attention.tilted import TiltedPlan, check_kernel
 from skyformer.checks import check_at_least, check_positive
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError, UnknownNameError, UnsupportedError
 from skyformer.functional import GAMMA
 from skyformer.landmarks import (
     CustomSampler,
@@ -121,6 +124,34 @@ class SkyformerOptions(KernelizedOptions):
         return get_sampler(landmarks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleOptions(Options):
+    """Options of any other attention of `list_attentions()`.
+
+    Args:
+        attention: its name. settings: its own options.
+    """
+
+    attention: str
+    settings: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            # The options are checked by building it, which costs nothing on the meta device.
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                built = build_attention(self.attention, 2, 8, **self.settings)
+        except TypeError as refused:
+            raise InputError(f"the options do not fit attention {self.attention!r}: {refused}") from refused
+        learned = [name for name, _ in built.named_parameters()]
+        if learned:
+            raise UnsupportedError(
+                f"attention {self.attention!r} has parameters to learn ({', '.join(learned)}), and a "
+                "model of transformers has no place for them; train a Skyformer model with it: "
+                f"SkyformerConfig(attention={self.attention!r})"
+            )
+
+
 _TYPES: Mapping[str, type[Options]] = {
     "tilted": TiltedOptions,
     "skyformer": SkyformerOptions,
@@ -130,12 +161,21 @@ _TYPES: Mapping[str, type[Options]] = {
 
 def read_options(attention: str, given: Mapping[str, Any]) -> Options:
     """The options of an attention, or an error that lists the known ones."""
-    if not isinstance(attention, str) or attention not in _TYPES:
-        raise UnknownNameError("attention", attention, _TYPES)
-    known = [option.name for option in fields(_TYPES[attention]) if option.init]
+    if attention in _TYPES:
+        known = [option.name for option in fields(_TYPES[attention]) if option.init]
+    else:
+        not_here = (*_SET_BY_THE_MODEL, "max_length")
+        known = ["local_layers", *(option for option in attention_options(attention) if option not in not_here)]
     for name in given:
+        if name == "max_length" and attention not in _TYPES:
+            raise InputError("max_length cannot be given: the inputs of the model decide how long they are")
         if name in _SET_BY_THE_MODEL:
             raise InputError(f"{name} comes from the model: {_SET_BY_THE_MODEL[name]}; remove it from register")
         if name not in known:
             raise UnknownNameError(f"option for attention {attention!r}:", name, ["attention", *known])
-    return _TYPES[attention](**given)
+    if attention in _TYPES:
+        return _TYPES[attention](**given)
+    settings = {name: value for name, value in given.items() if name != "local_layers"}
+    return ModuleOptions(
+        attention=attention, settings=settings, local_layers=given.get("local_layers", Options.local_layers)
+    )

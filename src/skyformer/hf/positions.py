@@ -68,6 +68,12 @@ def _position_embeddings(model: PreTrainedModel) -> Iterator[tuple[nn.Module, st
                 yield owner, name, embedding
 
 
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """The number of tokens that a model has learned positions for; None if it has none of `max_position_embeddings`."""
+    found = [embedding for _, _, embedding in _position_embeddings(model)]
+    return min((each.num_embeddings - _first_position(each) for each in found), default=None)
+
+
 def first_position(model: PreTrainedModel) -> int:
     """The row of a model's first position, 0 if it has no learned positions."""
     return next((_first_position(embedding) for _, _, embedding in _position_embeddings(model)), 0)

@@ -154,8 +154,8 @@ def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmark
 
 
 def without_masked_rows(rows: Tensor, candidates: Candidates) -> Tensor:
-    """Checked rows (B, 1 or H, d) that the caller or a custom sampler chose; masked ones are an error, and where values
-    cannot be looked at, empty slots."""
+    """Checked rows (B, 1 or H, d) of a custom sampler; masked ones are an error, and where values cannot be looked at,
+    empty slots."""
     valid = candidates.valid_rows().unsqueeze(1).expand(-1, rows.shape[1], -1)
     unmasked = candidates.query_mask is None and candidates.key_mask is None
     # A process that holds a piece of the sequence knows only the masks of its own rows.
@@ -169,8 +169,8 @@ def without_masked_rows(rows: Tensor, candidates: Candidates) -> Tensor:
         row, length = int(rows[example, head, slot]), candidates.num_queries
         what = f"query {row}" if row < length else f"key {row - length}"
         raise InputError(
-            f"landmarks must be rows that are not masked, or -1 for an empty slot; got row {row} of example {example}, "
-            f"which is the masked {what}. `Candidates.valid_rows()` says which rows a sampler may choose"
+            f"a sampler must choose rows that are not masked, or -1 for an empty slot; got row {row} of example "
+            f"{example}, which is the masked {what}. `Candidates.valid_rows()` says which rows it may choose"
         )
     return rows
 

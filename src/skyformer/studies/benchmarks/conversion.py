@@ -186,8 +186,9 @@ class Conversion(Study[Options, Cell, Result]):
 
         sampler = QuerySampler() if cell.landmarks == SHARED else cell.landmarks
         options = {"num_landmarks": cell.num_landmarks, "landmarks": sampler, "seed": self.options.seed}
-        skyformer.hf.register("conversion", kernel=cell.attention, **options)
-        embedded = embed(load(self._source, "conversion"), self._passages)
+        name = f"conversion-{cell.attention}-{cell.landmarks}-{cell.num_landmarks}"
+        skyformer.hf.register(name, kernel=cell.attention, **options)
+        embedded = embed(load(self._source, name), self._passages)
         return Result(cosines=cosines(embedded, self._exact))
 
     def _fine_tuning(self, cell: Cell) -> Result:
