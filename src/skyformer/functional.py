@@ -37,7 +37,8 @@ from skyformer.landmarks import (
     without_masked_rows,
 )
 from skyformer.landmarks.whole import WHOLE, WholeSequence
-from skyformer.ops.backends import product_by_backend, triton_computes
+from skyformer.ops.backends import accurate_product, product_by_backend, triton_computes
+from skyformer.ops.distances import accurate_points
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.noise import FixedSeed, RandomSource
 from skyformer.ops.precision import at_least_float32
@@ -45,9 +46,6 @@ from skyformer.ops.products import MEMORY_BUDGET, Plan, gram_matrix
 from skyformer.ops.softmax_dropout import softmax_attention_with_dropout
 from skyformer.ops.solve import GAMMA, Solver, get_solver, regularized_solve
 from skyformer.ops.tracing import may_look_at_values
-
-LARGEST_HALF_NORM = 500.0
-"""Up to scale |x|^2 / 2 = 500, rounding changes a kernel value in float32 by less than about 1e-4 of itself."""
 
 __all__ = [
     "GAMMA",
@@ -116,41 +114,7 @@ def attend_kernelized(query: Tensor, key: Tensor, value: Tensor, key_mask: Tenso
     """`kernelized_attention` on checked arguments."""
     if isinstance(plan.kernel, SoftmaxKernel):
         return attend_softmax(query, key, value, key_mask, plan.is_causal, plan.scale, plan.dropout_p)
-    if not plan.kernel.radial or triton_computes(query, value, plan.kernel):
-        return product_by_backend(query, key, value, key_mask, plan)
-    points, keys = accurate_points(query, key, key_mask, plan.scale)
-    return product_by_backend(points, keys, value.to(points.dtype), key_mask, plan).to(value.dtype)
-
-
-def accurate_points(
-    query: Tensor, key: Tensor, key_mask: Tensor | None, scale: float, whole: WholeSequence = WHOLE
-) -> tuple[Tensor, Tensor]:
-    """Q and K for which float32 gives accurate distances: |q - k|^2 is computed as |q|^2 - 2 <q, k> + |k|^2, whose
-    rounding error grows with the norms.
-
-    Distances do not change if the mean of the keys is subtracted from both. Where norms are still too large after
-    that, the result is in float64. Small norms are left alone. Looking at norms would make an accelerator wait and
-    cannot be traced, so there the mean is always subtracted, and float64 is left to the caller.
-    """
-    query, key = at_least_float32(query), at_least_float32(key)
-    if not may_look_at_values(query):
-        mean = whole.mean(key.detach(), key_mask)
-        return query - mean, key - mean
-    if _largest_half_norm(query, key, scale, whole) <= LARGEST_HALF_NORM:
-        return query, key
-    dtype, query, key = query.dtype, query.double(), key.double()
-    mean = whole.mean(key.detach(), key_mask)
-    query, key = query - mean, key - mean
-    if _largest_half_norm(query, key, scale, whole) <= LARGEST_HALF_NORM:
-        return query.to(dtype), key.to(dtype)
-    return query, key
-
-
-def _largest_half_norm(query: Tensor, key: Tensor, scale: float, whole: WholeSequence) -> float:
-    heights = [half_norms(x.detach(), scale).amax() for x in (query, key) if x.numel()]
-    # Never NaN, which a comparison over processes would lose.
-    largest = torch.stack([*heights, query.new_zeros(())]).amax().nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(whole.largest(largest))
+    return accurate_product(query, key, value, key_mask, plan)
 
 
 def softmax_attention(

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
@@ -153,9 +153,10 @@ def _field_bytes(file: Path, field: str) -> int | None:
     return None
 
 
-def end_with_parent() -> None:
-    """Call this first in a worker: Ctrl-C is left to the parent, and the worker ends when the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def end_with_parent(ignored: Iterable[signal.Signals] = (signal.SIGINT,)) -> None:
+    """Call this first in a worker: some signals are left to the parent, and the worker ends when the parent ends."""
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -164,6 +165,19 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether there is such a process; on Windows always True, because signal 0 would be Ctrl-C there."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @dataclass(frozen=True)

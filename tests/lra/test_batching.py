@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -23,6 +26,7 @@ from skyformer.lra import (
     prepare,
     training_loader,
 )
+from skyformer.processes import process_exists
 
 lengths_strategy = st.lists(st.integers(1, 500), min_size=1, max_size=150).map(lambda values: np.array(values))
 
@@ -197,3 +201,24 @@ def test_loaders_pad_to_the_maximum_of_the_task(train: TaskDataset) -> None:
 def test_spawned_workers(train: TaskDataset) -> None:
     loader = evaluation_loader(train, 30, num_workers=1, multiprocessing_context="spawn")
     assert sum(len(batch) for batch in loader) == 60
+
+
+_KILLED_LOADER = """
+import os, signal, sys
+from skyformer.lra import evaluation_loader, load_task
+train = load_task("listops", sys.argv[1], limit=60, max_length=200).train
+batches = iter(evaluation_loader(train, 30, num_workers=1, multiprocessing_context="forkserver"))
+next(batches)
+print(batches._workers[0].pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork server")
+def test_workers_of_a_fork_server_end_with_a_killed_process(train: TaskDataset) -> None:
+    command = [sys.executable, "-c", _KILLED_LOADER, str(train._path.parent.parent)]
+    worker = int(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+    deadline = time.monotonic() + 60
+    while process_exists(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not process_exists(worker)

@@ -15,7 +15,7 @@ from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["skyformer.training.fit", "datasets", "torch.utils.tensorboard", "safetensors.torch"])
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 600
 COUNTS: Counter[str] = Counter()
 """Kills, signals and runs of the campaigns so far."""
 
@@ -84,6 +84,8 @@ def _train(config: str, runs_dir: Path, data_dir: Path, change: Kill | Rank | No
     from skyformer.training.fit import train_or_resume
 
     torch.set_num_threads(1)
+    # The children of a process from a fork server would come from another one, which imports everything again.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     if change is not None:
         change.prepare()
     train_or_resume(from_yaml(config), runs_dir=runs_dir, data_dir=data_dir, progress=False)

@@ -25,6 +25,7 @@ LONGEST_WAIT = 4.0
 
 
 @pytest.mark.durability
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("number", RUNS)
 @pytest.mark.parametrize("kind", ["kill", "signal"])
 def test_campaign(kind: str, number: int, runs_dir: Path, data_dir: Path, finished: Finished) -> None:

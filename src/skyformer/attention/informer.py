@@ -24,7 +24,8 @@ from skyformer.attention.base import Attention, Inputs, Promise, computed_in_flo
 from skyformer.attention.registry import register_attention
 from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import attend_softmax
-from skyformer.landmarks.rows import count_valid, mean_of_valid, nth_valid, pick_in_stratum, take_rows
+from skyformer.landmarks.rows import count_valid, nth_valid, pick_in_stratum, take_rows
+from skyformer.ops.distances import mean_of_valid
 from skyformer.ops.noise import draw_seed, uniform_noise
 
 

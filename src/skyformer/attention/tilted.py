@@ -33,7 +33,7 @@ from skyformer.attention.registry import register_attention
 from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import attend_kernelized, attend_softmax, value_range
-from skyformer.landmarks.rows import mean_of_valid
+from skyformer.ops.distances import accurate_points, mean_of_valid
 from skyformer.ops.kernels import GaussianKernel, scale_of
 from skyformer.ops.products import Plan
 
@@ -167,6 +167,9 @@ def _attend(inputs: Inputs, plan: TiltedPlan, slope: bool, ordered: bool, scale:
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     scale = scale_of(query, scale)
     if key.shape[2] > plan.num_keys and query.numel() > 0:
+        if kernel == "gaussian":
+            query, key = accurate_points(query, key, key_mask, scale)
+            value = value.to(query.dtype)
         # An example without keys is computed as if it had all of them, which is finite, and its output is then zero.
         some_keys = None if key_mask is None else key_mask | ~key_mask.any(-1, keepdim=True)
         scaled = _Scaled(query, key, value, some_keys, inputs.query_mask, False, scale, kernel == "gaussian")
@@ -397,7 +400,8 @@ def _attend_blocks(q: Tensor, keys: Tensor, values: Tensor, inputs: _Scaled) -> 
     out = F.scaled_dot_product_attention(query, keys, values, scale=scale)
     out = out.unflatten(0, q.shape[:2])
     if inputs.gaussian:
-        out = out / out[..., value_dim + 1, None]
+        # Without rounding, the sum of the kernel values is at most the number of keys.
+        out = out / out[..., value_dim + 1, None].clamp(min=1 / (1 + inputs.key.shape[2]))
     return out[..., :value_dim], out[..., value_dim, None]
 
 

@@ -172,15 +172,13 @@ def _stored(study: StudyClass, folder: Path) -> Record[Any, Any]:
 
 def _show(study: StudyClass, record: Record[Any, Any], folder: Path) -> None:
     """Write the tables and figures, and print the tables and the names of all files."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from skyformer.report.tables import as_markdown
+    from skyformer.report.tables import print_table
     from skyformer.studies.files import report_tables, write_report
     from skyformer.studies.record import record_path
 
     files = write_report(study, record, folder)
-    Console().print(Markdown(as_markdown(report_tables(study, record))))
+    for table in report_tables(study, record):
+        print_table(table)
     say(f"results: {record_path(study.name, folder)}")
     for file in files:
         say(f"wrote {file}")

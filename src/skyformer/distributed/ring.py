@@ -35,8 +35,8 @@ from skyformer.distributed.agreement import RANDOM_STATE, Statement, agree, rand
 from skyformer.distributed.collectives import Group, Ranks, Shift
 from skyformer.distributed.skyformer import Pieces, common_facts
 from skyformer.errors import UnsupportedError
-from skyformer.functional import accurate_points
 from skyformer.ops.backends import product_by_backend, triton_computes
+from skyformer.ops.distances import accurate_points
 from skyformer.ops.kernels import Kernel, SoftmaxKernel, get_kernel, scale_of
 from skyformer.ops.noise import draw_seed, mixed_seed
 from skyformer.ops.precision import at_least_float32, without_autocast

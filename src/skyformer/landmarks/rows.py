@@ -44,14 +44,6 @@ def pick_in_stratum(slot: Tensor, strata: Tensor, count: Tensor, noise: Tensor) 
     return torch.minimum(rank.clamp(min=0), (count - 1).clamp(min=0))
 
 
-def mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
-    if mask is None:
-        return x.sum(2, keepdim=True) / max(x.shape[2], 1)
-    valid = mask[:, None, :, None]
-    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
-
-
 def shuffle_rows(valid: Tensor, seed: Seed, stream: int) -> Tensor:
     """The rows (B, n) in random order, valid rows first. Padding does not change the order of the valid rows."""
     batch, length = valid.shape

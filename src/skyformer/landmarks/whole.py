@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from skyformer.landmarks.base import Candidates, Landmarks, Sampler
-from skyformer.landmarks.rows import landmark_rows, mean_of_valid, take_rows
+from skyformer.landmarks.rows import landmark_rows, take_rows
+from skyformer.ops.distances import Rows
 from skyformer.ops.kernels import Kernel
 from skyformer.ops.noise import RandomSource
 
 
 @dataclass(frozen=True)
-class WholeSequence:
+class WholeSequence(Rows):
     """All rows of Q and K are in this process."""
 
     def candidates(
@@ -46,17 +47,9 @@ class WholeSequence:
         """The rows of the keys with these numbers (B, 1, d) in x (B, H, S, P): (B, H, d, P)."""
         return take_rows(x, numbers.clamp(0, max(x.shape[2] - 1, 0)))
 
-    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The mean of the valid rows of x (B, H, n, P): (B, H, 1, P)."""
-        return mean_of_valid(x, mask)
-
     def sum(self, x: Tensor) -> Tensor:
         """The sum of x over all processes."""
         return x
-
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest value of each entry of x over all processes; it has no gradient."""
-        return x.detach()
 
 
 WHOLE = WholeSequence()

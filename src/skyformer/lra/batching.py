@@ -6,7 +6,6 @@ that resumes at a step sees exactly the batches that it would have seen. `Evalua
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -22,7 +21,7 @@ from skyformer.errors import InputError
 from skyformer.lra.dataset import Example, TaskDataset
 from skyformer.lra.examples import Integers
 from skyformer.lra.tasks import PADDING_ID, round_up
-from skyformer.processes import STOP_SIGNALS
+from skyformer.processes import STOP_SIGNALS, end_with_parent
 
 BATCHES_PER_POOL = 50
 """Examples are sorted by length among this many batches: enough to save most of the padding, few enough for batches to
@@ -254,13 +253,12 @@ def loader_of(
         dataset,
         batch_sampler=batches,
         collate_fn=partial(collate, length=dataset.spec.max_length if pad_to_max else None),
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_begin_worker,
         **loader,
     )
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ctrl-C and a scheduler's signals reach all processes; the parent decides when to stop its workers, and they also
-    end if it dies."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def _begin_worker(worker: int) -> None:
+    """Signals reach all processes, and the parent decides when to stop its workers. torch itself ends the workers of a
+    killed parent only if they were forked from it: under a fork server they would stay for ever."""
+    end_with_parent(STOP_SIGNALS)

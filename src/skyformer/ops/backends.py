@@ -28,6 +28,7 @@ from skyformer.checks import (
     check_query_key_value,
 )
 from skyformer.errors import UnknownNameError, UnsupportedError
+from skyformer.ops.distances import accurate_points
 from skyformer.ops.fused import FUSED_WORKS, fused_gaussian_attention, fused_gaussian_available
 from skyformer.ops.kernels import GaussianKernel, Kernel, get_kernel
 from skyformer.ops.precision import at_least_float32
@@ -189,7 +190,15 @@ def kernel_product(
     check_positive("scale", scale)
     check_memory_budget(memory_budget)
     plan = Plan(get_kernel(kernel), scale, is_causal, dropout_p, generator, memory_budget)
-    return product_by_backend(x, y, v, key_mask, plan)
+    return accurate_product(x, y, v, key_mask, plan)
+
+
+def accurate_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, plan: Plan) -> Tensor:
+    """`kernel_product` on checked arguments; on a CPU accurate also for points far from zero."""
+    if not plan.kernel.radial or triton_computes(x, v, plan.kernel):
+        return product_by_backend(x, y, v, key_mask, plan)
+    points, keys = accurate_points(x, y, key_mask, plan.scale)
+    return product_by_backend(points, keys, v.to(points.dtype), key_mask, plan).to(v.dtype)
 
 
 def triton_computes(x: Tensor, v: Tensor, kernel: Kernel) -> bool:

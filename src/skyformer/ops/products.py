@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skyformer.ops.distances import shrinking
 from skyformer.ops.kernels import Kernel, get_kernel, half_norms
 from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, keep_mask, rounded_probability, uniform_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
@@ -96,13 +97,16 @@ class _Gram(torch.autograd.Function):
             # Distances do not depend on the origin, but their rounding does: for near duplicates far from the origin
             # the matrix would be indefinite.
             x = x - x.mean(-2, keepdim=True)
+            # The rounding errors of extreme norms would make it indefinite too.
+            shrink = shrinking(x, scale)
+            x = x * shrink
         half = half_norms(x, scale)
         value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
         if kernel.radial:
             # Rounding may make the distance of a point to itself larger than 0.
             zero = x.new_zeros(1, 1)
             value.diagonal(dim1=-2, dim2=-1).copy_(kernel.value(zero, zero.clone(), zero.clone())[0])
-        ctx.radial, ctx.scale = kernel.radial, scale
+        ctx.radial, ctx.factor = kernel.radial, shrink * scale if kernel.radial else scale
         ctx.save_for_backward(x, slope)
         return value
 
@@ -116,7 +120,7 @@ class _Gram(torch.autograd.Function):
         dx = both @ x
         if ctx.radial:
             dx.addcmul_(x, both.sum(-1, keepdim=True), value=-1)
-        return dx.mul_(ctx.scale), None, None
+        return dx.mul_(ctx.factor), None, None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from skyformer.errors import UnsupportedError
+from skyformer.ops.distances import mean_of_valid
 
 LARGEST_HEAD_DIM = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Without tensor cores, float32 products of larger head dims do not fit into registers."""
@@ -274,7 +275,7 @@ class _Sides:
                 "backend 'triton' needs tensors on a GPU, or TRITON_INTERPRET=1 in the environment, which runs kernels "
                 "in Triton's slow interpreter; got CPU tensors"
             )
-        centre = _centre(y, key_mask) if x.dtype == torch.float32 else None
+        centre = mean_of_valid(y, key_mask).squeeze(2).contiguous() if x.dtype == torch.float32 else None
         return _Sides(_features_together(x), _features_together(y), None, key_mask, centre, scale, autotune)
 
     def swapped(self) -> _Sides:
@@ -295,14 +296,6 @@ class _Sides:
         for each, of_splits in zip((r, t), sums, strict=True):
             if each is not None and of_splits is not None and each.data_ptr() != of_splits.data_ptr():
                 each.copy_(of_splits.sum(0))
-
-
-def _centre(y: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the valid rows of y (B, H, n, P), zero if there are none: (B, H, P)."""
-    if mask is None:
-        return y.sum(2) / max(y.shape[2], 1)
-    valid = mask[:, None, :, None]
-    return (y.masked_fill(~valid, 0).sum(2) / valid.sum(2).clamp(min=1)).contiguous()
 
 
 @dataclass(frozen=True)

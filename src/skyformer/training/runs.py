@@ -47,6 +47,7 @@ from skyformer.files import (
 )
 from skyformer.lra.folders import Manifest
 from skyformer.lra.own import TOKENIZER_FOLDER
+from skyformer.processes import process_exists
 from skyformer.settings import Accuracy, JsonRecord, check_format, read_json_record
 from skyformer.training.config import RunConfig, from_yaml, to_yaml
 from skyformer.training.metrics import MetricRow, MetricsFile
@@ -215,7 +216,7 @@ class Run:
         )
 
     def record_data(self, manifest: Manifest) -> None:
-        """JsonRecord the data of a run of a version that did not, so that it is checked from now on."""
+        """Record the data of a run of a version that did not, so that it is checked from now on."""
         if self.data is not None:
             return
         if self.checkpoints.exists():
@@ -321,7 +322,7 @@ class Run:
         held = self._lock_is_held()
         if held is not None:
             return held
-        return state.host != platform.node() or (state.pid is not None and _process_exists(state.pid))
+        return state.host != platform.node() or (state.pid is not None and process_exists(state.pid))
 
     def _lock_is_held(self) -> bool | None:
         """None if the lock file cannot be opened for writing, which says nothing."""
@@ -477,16 +478,3 @@ def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     return sorted(file.parent for file in root.glob(f"*/{CONFIG_FILE}") if not file.parent.name.startswith("."))
-
-
-def _process_exists(pid: int) -> bool:
-    """Whether there is such a process; on Windows always True, because signal 0 would be Ctrl-C there."""
-    if os.name == "nt":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

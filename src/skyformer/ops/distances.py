@@ -1,0 +1,73 @@
+"""Points for which float32 gives accurate distances: |x - y|^2 is computed as |x|^2 - 2 <x, y> + |y|^2, whose rounding
+error grows with the norms."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from skyformer.ops.kernels import half_norms
+from skyformer.ops.precision import at_least_float32
+from skyformer.ops.tracing import may_look_at_values
+
+LARGEST_HALF_NORM = 500.0
+"""Up to scale |x|^2 / 2 = 500, rounding changes a kernel value in float32 by less than about 1e-4 of itself."""
+
+
+def mean_of_valid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the valid rows of x (B, H, n, P), zero if there are none: (B, H, 1, P)."""
+    if mask is None:
+        return x.sum(2, keepdim=True) / max(x.shape[2], 1)
+    valid = mask[:, None, :, None]
+    return x.masked_fill(~valid, 0).sum(2, keepdim=True) / valid.sum(2, keepdim=True).clamp(min=1)
+
+
+class Rows:
+    """Means and extremes over the rows of a sequence, all of which are in this process."""
+
+    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean of the valid rows of x (B, H, n, P): (B, H, 1, P)."""
+        return mean_of_valid(x, mask)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest value of each entry of x over all processes; it has no gradient."""
+        return x.detach()
+
+
+def accurate_points(
+    x: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, rows: Rows = Rows()
+) -> tuple[Tensor, Tensor]:
+    """x and y, moved and in a dtype such that their distances are accurate.
+
+    Distances do not change if the mean of y is subtracted from both. Where norms are still too large after that, the
+    result is in float64. Small norms are left alone. Looking at norms would make an accelerator wait and cannot be
+    traced, so there the mean is always subtracted. Points that are too far away for the dtype are moved closer to
+    it: their kernel values are not accurate, but results and gradients are finite.
+    """
+    x, y = at_least_float32(x), at_least_float32(y)
+    dtype = x.dtype
+    if may_look_at_values(x):
+        if _largest_half_norm(x, y, scale, rows) <= LARGEST_HALF_NORM:
+            return x, y
+        x, y = x.double(), y.double()
+    mean = rows.mean(y.detach(), key_mask)
+    x, y = x - mean, y - mean
+    if may_look_at_values(x) and _largest_half_norm(x, y, scale, rows) <= LARGEST_HALF_NORM:
+        return x.to(dtype), y.to(dtype)
+    return x * shrinking(x, scale), y * shrinking(y, scale)
+
+
+def _largest_half_norm(x: Tensor, y: Tensor, scale: float, rows: Rows) -> float:
+    heights = [half_norms(points.detach(), scale).amax() for points in (x, y) if points.numel()]
+    # Never NaN, which a comparison over processes would lose.
+    largest = torch.stack([*heights, x.new_zeros(())]).amax().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(rows.largest(largest))
+
+
+def shrinking(x: Tensor, scale: float) -> Tensor:
+    """Factors (..., n, 1) up to one after which rounding changes no kernel value of x (..., n, P) by more than a few
+    percent of itself; one for norms that are not extreme. Their gradient is left out."""
+    most = math.sqrt(0.02 / (torch.finfo(x.dtype).eps * scale))
+    return most / torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True).clamp(min=most)
