@@ -95,6 +95,16 @@ def test_damaged_manifest(data_dir: Path, content: str) -> None:
     assert "is damaged" in status.problems[0]
 
 
+def test_a_manifest_lists_all_splits_in_its_folder() -> None:
+    folder = prepare("listops", limit=5, max_length=64).folder
+    manifest = json.loads((folder / MANIFEST).read_text())
+    dev = manifest["splits"].pop("dev")
+    for splits, words in (({}, "no split dev"), ({"dev": dev | {"file": "../other.arrow"}}, "not in its folder")):
+        (folder / MANIFEST).write_text(json.dumps(manifest | {"splits": manifest["splits"] | splits}))
+        with pytest.raises(DataError, match=f"is damaged: .*{words}.*; prepare the task again"):
+            read_manifest(folder)
+
+
 def test_manifest_of_another_format() -> None:
     folder = prepare("listops", limit=5, max_length=64).folder
     text = (folder / MANIFEST).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -257,9 +258,16 @@ def test_a_wrong_shape_is_found_before_memory_is_allocated(tmp_path: Path) -> No
 
 def test_bad_images(tmp_path: Path) -> None:
     write_images(tmp_path, "\n".join(LINES), size=33)
-    with pytest.raises(DataError, match="must be 32x32 pixels; got 33x33"):
+    with pytest.raises(DataError, match="must be 32 x 32 pixels; got 33 x 33"):
         labels_of(tmp_path)
     (tmp_path / "imgs/0/sample_0.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"sample_0\.png cannot be read"):
+        labels_of(tmp_path)
+    # A header of 50,000 x 50,000 pixels, for which Pillow raises an error that is neither an OSError nor a ValueError.
+    header = (50_000).to_bytes(4) * 2 + bytes([8, 0, 0, 0, 0])
+    chunk = b"IHDR" + header
+    png = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)
+    (tmp_path / "imgs/0/sample_0.png").write_bytes(png)
     with pytest.raises(DataError, match=r"sample_0\.png cannot be read"):
         labels_of(tmp_path)
 

@@ -154,13 +154,19 @@ def test_different_facts_are_refused(tmp_path: Path) -> None:
         (
             '{"format": 1, "study": "squares", "options": {}, "facts": {}, "runs": [], '
             '"cells": [{"cell": {"z": 1}, "run": 0, "seconds": 0, "result": {}}]}',
-            ("does not fit this version",),
+            ("does not fit this version", "is missing in cells.0.cell"),
         ),
         (
             '{"format": 1, "study": "squares", "options": {}, "facts": {}, "runs": [], '
             '"cells": [{"cell": {"x": 1, "seed": 0}, "run": 0, "seconds": 0, "result": {"y": 1, "named": [2]}}]}',
-            ("does not fit this version",),
+            ("does not fit this version", "cells.0.result.named"),
         ),
+        (
+            '{"format": 1, "study": "squares", "options": {}, "facts": {}, "runs": [], '
+            '"cells": [{"cell": {"x": "one", "seed": 0}, "run": 0, "seconds": 0, "result": {}}]}',
+            ("does not fit this version", 'cells.0.cell.x must be int; got "one"'),
+        ),
+        ("[" * 100_000, ("not the record of a study",)),
     ],
 )
 def test_a_damaged_record_is_not_overwritten(tmp_path: Path, content: str, words: tuple[str, ...]) -> None:

@@ -98,6 +98,22 @@ def test_sweeps_refuse_other_data_even_if_the_runs_are_finished(whole: Run, othe
     assert len(check_data([tiny_config()], other_data, runs_dir)) == 1
 
 
+def test_a_run_remembers_where_its_data_was(
+    stopped: Run, data_dir: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYFORMER_DATA", str(tmp_path / "nothing"))
+    assert stopped.data is not None
+    assert stopped.data.folder == str(data_dir)
+    resume(stopped, progress=False)
+    assert_same_run(stopped, whole)
+    assert evaluate(stopped, split="dev").examples == 64
+    assert stopped.data_dir(tmp_path) == tmp_path
+    record = stopped.folder / DATA_FILE
+    record.write_text(record.read_text().replace(str(data_dir), str(tmp_path / "gone")))
+    with refused(DataError, "is not prepared", str(tmp_path / "nothing")):
+        evaluate(stopped)
+
+
 def test_runs_on_other_data_are_not_averaged(tmp_path: Path) -> None:
     for seed, digest in enumerate(["a" * 16, "a" * 16, "b" * 16]):
         run = finish(a_config(seed=seed), tmp_path, accuracy=0.4 + seed / 10)

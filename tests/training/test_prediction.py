@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from skyformer.errors import DataError, InputError
 from skyformer.lra.listops import tokenize
@@ -108,7 +109,7 @@ class TestImage:
 
     def test_of_another_size_and_not_an_image(self, image: Predictor, tmp_path: Path) -> None:
         Image.new("L", (28, 20)).save(tmp_path / "small.png")
-        with refused(InputError, "small.png must be 32 x 32 pixels; got 28 x 20"):
+        with refused(DataError, "small.png must be 32 x 32 pixels; got 28 x 20"):
             image(tmp_path / "small.png")
         (tmp_path / "notes.png").write_text("no pixels")
         with refused(DataError, "notes.png cannot be read as an image"):
@@ -124,6 +125,15 @@ class TestImage:
             image(tmp_path / "drawing.png")
         Image.fromarray(self.PIXELS).save(tmp_path / "photo", "JPEG")
         assert image(tmp_path / "photo").probabilities
+
+    def test_a_compressed_comment_is_not_expanded(self, image: Predictor, tmp_path: Path) -> None:
+        """Pillow has a limit for it, and raises a ValueError."""
+        file, comment = tmp_path / "bomb.png", PngInfo()
+        comment.add_text("comment", "x" * 2**21, zip=True)
+        Image.fromarray(self.PIXELS).save(file, pnginfo=comment)
+        assert file.stat().st_size < 2**14
+        with refused(DataError, "bomb.png cannot be read as an image", "too large"):
+            image(file)
 
     def test_a_huge_text_is_not_read(self, predictors: dict[str, Predictor], tmp_path: Path) -> None:
         with (tmp_path / "huge.txt").open("wb") as file:

@@ -160,7 +160,7 @@ class Manifest(_Recorded):
     @property
     def hashes(self) -> dict[str, str]:
         """The SHA-256 sum of each split's file."""
-        return {str(split): self.splits[split].sha256 for split in Split if split in self.splits}
+        return {str(split): self.splits[split].sha256 for split in Split}
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -172,6 +172,11 @@ def read_manifest(folder: Path) -> Manifest | None:
         manifest = Manifest(**read_json(path))
         if manifest.format != FORMAT_VERSION:
             raise DataError(f"{path} has format {manifest.format}, but this version reads format {FORMAT_VERSION}")
+        lacking = [split for split in Split if split not in manifest.splits]
+        outside = [record.file for record in manifest.splits.values() if Path(record.file).name != record.file]
+        if lacking or outside:
+            wrong = f"no split {lacking[0]}" if lacking else f"the file {outside[0]!r}, which is not in its folder"
+            raise DataError(f"{path} is damaged: it lists {wrong}")
     except DataError as error:
         raise DataError(f"{error}; {_PREPARE_AGAIN}") from error
     except InputError as error:

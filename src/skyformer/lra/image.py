@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from skyformer.errors import DataError
+from skyformer.errors import DataError, SkyformerError
 from skyformer.lra.archives import Limits, read_files
 from skyformer.lra.download import OfficialSource
 from skyformer.lra.examples import ROWS_PER_BATCH, Batches, Examples, Ragged, Symbols
@@ -54,6 +56,25 @@ def grey(planes: Symbols) -> Symbols:
     """Red, green and blue planes (images, 3, pixels) as one grey plane, rounded to the nearest value."""
     brightness: npt.NDArray[np.float32] = np.einsum("ncp,c->np", planes.astype(np.float32), _GREY)
     return np.rint(brightness).astype(np.uint8)
+
+
+def load_image(source: Path | bytes, side: int, *formats: str) -> Image.Image:
+    """A square image in one of Pillow's formats, decided by its content; a `DataError` says why it cannot be read.
+
+    Only the formats that are named: for others Pillow may start programs, such as Ghostscript for PostScript.
+    """
+    name, kinds = "the image" if isinstance(source, bytes) else str(source), " or ".join(formats)
+    try:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as image:
+            # The header contains the size: a larger image is never decoded.
+            if image.size != (side, side):
+                width, height = image.size
+                raise DataError(f"{name} must be {side} x {side} pixels; got {width} x {height}: resize it first")
+            return image.copy()
+    except SkyformerError:
+        raise
+    except Exception as failed:  # Pillow's decoders raise errors of many types, not only OSError
+        raise DataError(f"{name} cannot be read as an image ({kinds}): {failed}") from failed
 
 
 def _decode(data: bytes, name: str) -> Batches:

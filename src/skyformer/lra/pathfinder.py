@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from skyformer.errors import DataError
 from skyformer.lra.archives import check_file, leads_outside
 from skyformer.lra.examples import Batches, Examples, Integers, Row, Symbols, in_batches
+from skyformer.lra.image import load_image
 from skyformer.lra.paddles import (
     DEGREES,
     MARGIN,
@@ -412,7 +412,8 @@ def _read_rows(root: Path, metadata: Path) -> Iterator[Row]:
         file_path = _find_image(root, fields[0], fields[1])
         # LRA's release contains a few empty files, which LRA leaves out too.
         if check_file(root, file_path, _LARGEST_IMAGE):
-            yield Row(_read_image(file_path).reshape(-1), _LABELS[fields[3]], source)
+            pixels = np.asarray(load_image(file_path, SIDE, "PNG").convert("L"))
+            yield Row(pixels.reshape(-1), _LABELS[fields[3]], source)
 
 
 def _array_lines(path: Path) -> list[list[str]]:
@@ -444,13 +445,3 @@ def _find_image(root: Path, folder: str, name: str) -> Path:
         if candidate.is_file():
             return candidate
     raise DataError(f"{candidates[0]} is missing, although the metadata lists it")
-
-
-def _read_image(path: Path) -> Symbols:
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            if image.size != (SIDE, SIDE):
-                raise DataError(f"{path} must be {SIDE}x{SIDE} pixels; got {image.width}x{image.height}")
-            return np.asarray(image.convert("L"))
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a PNG image ({error})") from error

@@ -68,6 +68,6 @@ def _largest_half_norm(x: Tensor, y: Tensor, scale: float, rows: Rows) -> float:
 
 def shrinking(x: Tensor, scale: float) -> Tensor:
     """Factors (..., n, 1) up to one after which rounding changes no kernel value of x (..., n, P) by more than a few
-    percent of itself; one for norms that are not extreme. Their gradient is left out."""
-    most = math.sqrt(0.02 / (torch.finfo(x.dtype).eps * scale))
+    thousandths of itself; one for norms that are not extreme. Their gradient is left out."""
+    most = math.sqrt(2e-3 / (torch.finfo(x.dtype).eps * scale))
     return most / torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True).clamp(min=most)

@@ -15,8 +15,8 @@ import shlex
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic
@@ -115,41 +115,91 @@ def read_record(study: type[Study[Any, CellT, ResultT]], path: Path) -> Record[C
     advice = "move it away, or discard it with --fresh"
     try:
         content = json.loads(path.read_text())
-        newer = content["format"] > FORMAT
+        version = content.get("format") if isinstance(content, dict) else None
+        if not isinstance(version, int):
+            raise ValueError("it has no format")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not the record of a study ({type(error).__name__}: {error}); {advice}") from error
-    if newer:
-        raise DataError(f"{path} has format {content['format']}, this version reads {FORMAT}; upgrade skyformer")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not the record of a study ({error}); {advice}") from None
+    if version > FORMAT:
+        raise DataError(f"{path} has format {version}, this version reads {FORMAT}; upgrade skyformer")
     if content.get("study") != study.name:
         raise DataError(f"{path} holds the study {content.get('study')!r}, not {study.name!r}; {advice}")
     try:
         return _from_json(study, content)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not fit this version's study {study.name!r} ({error}); {advice}") from error
+    except DataError as error:
+        raise DataError(f"{path} does not fit this version's study {study.name!r}: {error}; {advice}") from None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The parts of a record that do not depend on the study."""
+
+    options: dict[str, Any]
+    facts: dict[str, Fact]
+    runs: tuple[Invocation, ...]
+    cells: tuple[dict[str, Any], ...]
+    format: int
+    study: str
 
 
 def _from_json(study: type[Study[Any, CellT, ResultT]], content: Any) -> Record[CellT, ResultT]:
-    record: Record[CellT, ResultT] = Record(study.name, content["options"], content["facts"])
-    record.invocations = [Invocation(**each) for each in content["runs"]]
-    for each in content["cells"]:
-        cell, result = _decode(study.cell_type, each["cell"]), _decode(study.result_type, each["result"])
-        record.cells[cell] = Measured(result, each["run"], each["seconds"])
+    stored: _Stored = _decode(_Stored, content, "")
+    record: Record[CellT, ResultT] = Record(study.name, stored.options, stored.facts, list(stored.runs))
+    kinds = {"cell": study.cell_type, "run": int, "seconds": float | None, "result": study.result_type}
+    for number, each in enumerate(stored.cells):
+        _check_names(each, kinds, kinds, f"cells.{number}")
+        cell, run, seconds, result = (_decode(kinds[key], each[key], f"cells.{number}.{key}") for key in kinds)
+        record.cells[cell] = Measured(result, run, seconds)
     return record
 
 
-def _decode(kind: Any, value: Any) -> Any:
+def _decode(kind: Any, value: Any, place: str) -> Any:
     """JSON as the type `kind`: objects become dataclasses and lists tuples, also inside each other."""
-    if value is not None and isinstance(kind, types.UnionType):
-        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    matching = [each for each in kinds if _fits(each, value)]
+    if not matching:
+        expected = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+        raise DataError(f"{place or 'it'} must be {expected}; got {json.dumps(value)[:80]}")
+    kind = matching[0]
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _field_types(kind)
-        return kind(**{name: _decode(hints.get(name), each) for name, each in value.items()})
+        required = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
+        _check_names(value, hints, required, place)
+        return kind(**{name: _decode(hints[name], each, f"{place}.{name}".lstrip(".")) for name, each in value.items()})
     if isinstance(value, list):
-        member = next(iter(typing.get_args(kind)), None)
-        return tuple(_decode(member, each) for each in value)
+        members = typing.get_args(kind) or (Any, ...)
+        kinds = members[:1] * len(value) if members[-1] is ... else members
+        if len(kinds) != len(value):
+            raise DataError(f"{place} must have {len(kinds)} entries; got {len(value)}")
+        return tuple(_decode(*each, f"{place}.{number}") for number, each in enumerate(zip(kinds, value, strict=True)))
     return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value from JSON may be of this type."""
+    plain = dict if is_dataclass(kind) else typing.get_origin(kind) or kind
+    if plain is Any:
+        return True
+    if plain is typing.Literal:
+        return value in typing.get_args(kind)
+    if isinstance(value, bool) or value is None:
+        return plain is type(value)
+    if plain is float:
+        return isinstance(value, int | float)
+    json_type = next((each for each in (str, int, dict, Mapping) if issubclass(plain, each)), list)
+    return isinstance(value, json_type)
+
+
+def _check_names(value: dict[str, Any], known: Collection[str], required: Collection[str], place: str) -> None:
+    inside = f" in {place}" if place else ""
+    for name in required:
+        if name not in value:
+            raise DataError(f"{name!r} is missing{inside}")
+    for name in value:
+        if name not in known:
+            raise DataError(f"{name!r} is unknown{inside}")
 
 
 @cache

@@ -116,9 +116,10 @@ def resume(
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
-    """Train an unfinished run to its end, from its last intact checkpoint. Arguments as in `train`."""
+    """Train an unfinished run to its end, from its last intact checkpoint. Arguments as in `train`; without `data_dir`,
+    the data is read from where it was."""
     _check_unfinished(run)
-    task = run.config.task.load(data_dir)
+    task = run.config.task.load(run.data_dir(data_dir))
     run.check_data(task.manifest)
     _check_hardware(run.config)
     return _run_to_end(_Training(run, run.config, task, progress and is_main_process(), callbacks))
@@ -169,14 +170,14 @@ def evaluate(
 
     Args:
         split: train, dev or test.
-        data_dir: folder of the prepared data, as in `train`.
+        data_dir: folder of the prepared data; by default where it was when the run was trained.
         batch_size: examples per batch; the run's own by default.
         progress: show progress, as in `train`.
     """
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
     config = run.config
-    task = config.task.load(data_dir)
+    task = config.task.load(run.data_dir(data_dir))
     run.check_data(task.manifest)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
@@ -266,7 +267,7 @@ def _run_to_end(training: _Training) -> RunResult:
             if main:
                 run.remove_litter()
                 run.check_data(training.task.manifest)
-                run.record_data(training.task.manifest)
+                run.record_data(training.task.manifest, training.task.folder.parent)
                 run.update_state(state="running", pid=os.getpid(), host=platform.node(), reason=None)
             return _fit_and_test(training, signals, RunProgress(progress))
         except BaseException as error:

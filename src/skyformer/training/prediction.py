@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from skyformer.errors import DataError, InputError
@@ -17,7 +15,7 @@ from skyformer.lra import listops
 from skyformer.lra.batching import collate
 from skyformer.lra.dataset import Example, fit
 from skyformer.lra.examples import Symbols
-from skyformer.lra.image import grey
+from skyformer.lra.image import grey, load_image
 from skyformer.lra.tasks import FIRST_SYMBOL_ID, TaskSpec
 from skyformer.model import PairClassifier, SequenceClassifier
 from skyformer.own.encoding import Encoder, make_encoder
@@ -25,7 +23,6 @@ from skyformer.training.building import classifier_class, logits_of
 from skyformer.training.runs import Run
 
 Input = str | bytes | Path
-_FORMATS = ("PNG", "JPEG")
 _LARGEST_INPUT = 2**26
 
 
@@ -189,17 +186,8 @@ def _content(given: Input) -> bytes:
 
 
 def _read_image(given: Input, side: int) -> Symbols:
-    name = "the image" if isinstance(given, bytes) else str(given)
-    try:
-        # Only these: for others Pillow may start programs, such as Ghostscript for PostScript.
-        with Image.open(BytesIO(given) if isinstance(given, bytes) else given, formats=_FORMATS) as image:
-            # The header contains the size: a larger image is never decoded.
-            if image.size != (side, side):
-                width, height = image.size
-                raise InputError(f"{name} must be {side} x {side} pixels; got {width} x {height}: resize it first")
-            if image.mode == "L":
-                return np.asarray(image, np.uint8).reshape(-1)
-            planes = np.asarray(image.convert("RGB"), np.uint8).reshape(1, side * side, 3)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as failed:
-        raise DataError(f"{name} cannot be read as an image (PNG or JPEG): {failed}") from failed
+    image = load_image(Path(given) if isinstance(given, str) else given, side, "PNG", "JPEG")
+    if image.mode == "L":
+        return np.asarray(image, np.uint8).reshape(-1)
+    planes = np.asarray(image.convert("RGB"), np.uint8).reshape(1, side * side, 3)
     return grey(planes.transpose(0, 2, 1))[0]

@@ -2,7 +2,7 @@
 
     config.yaml         the RunConfig
     environment.json    versions, machine, command
-    data.json           the SHA-256 sums of the prepared data
+    data.json           the SHA-256 sums of the prepared data, and where it was
     state.json          state and progress
     metrics.csv         one row per logged step and split
     tensorboard/        the same numbers as TensorBoard events
@@ -106,15 +106,18 @@ class RunState(JsonRecord):
 
 
 class DataRecord(JsonRecord):
-    """The prepared data of a run: the name of its folder, where it came from, and the SHA-256 sum of each split."""
+    """The prepared data of a run: its name, what it was prepared from, the SHA-256 sum of each split, and the data
+    folder that it was read from first."""
 
     name: str
     source: str
     sha256: dict[str, str]
+    folder: str | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        return cls(name=manifest.variant.name, source=manifest.source, sha256=manifest.hashes)
+    def of(cls, manifest: Manifest, data_dir: Path | None = None) -> Self:
+        folder = None if data_dir is None else str(data_dir.resolve()).encode(errors="backslashreplace").decode()
+        return cls(name=manifest.variant.name, source=manifest.source, sha256=manifest.hashes, folder=folder)
 
     def digest(self) -> str:
         """Sixteen hexadecimal digits that are equal only for equal data."""
@@ -215,7 +218,13 @@ class Run:
             "on the new data with another --runs-dir"
         )
 
-    def record_data(self, manifest: Manifest) -> None:
+    def data_dir(self, given: Path | str | None) -> Path | str | None:
+        """The data folder to read: the given one, or else the one that the run was first trained from, or else None,
+        the default, if that folder is gone."""
+        folder = self.data.folder if given is None and self.data is not None else None
+        return folder if folder is not None and Path(folder).is_dir() else given
+
+    def record_data(self, manifest: Manifest, data_dir: Path) -> None:
         """Record the data of a run of a version that did not, so that it is checked from now on."""
         if self.data is not None:
             return
@@ -226,10 +235,10 @@ class Run:
                 DataWarning,
                 stacklevel=2,
             )
-        self._write_data(manifest)
+        self._write_data(manifest, data_dir)
 
-    def _write_data(self, manifest: Manifest) -> None:
-        write_atomic(self.folder / DATA_FILE, dump_json(DataRecord.of(manifest).model_dump(mode="json")))
+    def _write_data(self, manifest: Manifest, data_dir: Path | None) -> None:
+        write_atomic(self.folder / DATA_FILE, dump_json(DataRecord.of(manifest, data_dir).model_dump(mode="json")))
 
     @property
     def result(self) -> RunResult | None:
@@ -359,7 +368,7 @@ def create_run(
         environment = describe_environment(config.hardware.threads)
         write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
         if data is not None:
-            Run(draft)._write_data(data)
+            Run(draft)._write_data(data, None if data_folder is None else data_folder.parent)
         if data_folder is not None and (data_folder / TOKENIZER_FOLDER).is_dir():
             shutil.copytree(data_folder / TOKENIZER_FOLDER, Run(draft).tokenizer)
         Run(draft).write_state(RunState.starting(config.loop.last_step))

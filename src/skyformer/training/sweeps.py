@@ -419,6 +419,8 @@ class LocalExecutor:
             with suppress(ProcessLookupError):
                 # The whole group: there may be processes that load the data.
                 os.killpg(process.pid, signal.SIGKILL)
+        # Not before all are killed, because another signal may end the waiting.
+        for _, process in self._processes:
             process.wait()
 
 
