@@ -78,6 +78,9 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
     # The data can be deleted: it is read again from its file, unless the file has changed.
     shutil.rmtree(data_dir)
     assert skyformer("evaluate", run.name).code == 0
+    (stored,) = data_dir.glob("films-*/test-*.arrow")
+    stored.write_bytes(stored.read_bytes()[:-8])
+    assert skyformer("evaluate", run.name).code == 0
     shutil.rmtree(data_dir)
     write_jsonl(file, ROWS[:-1])
     assert "its files have changed" in skyformer.refused("evaluate", run.name)

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -114,7 +115,7 @@ def prepare_again(variant: Variant, data_dir: Path | str | None = None) -> Prepa
     own = variant.own
     assert own is not None
     folder = data_dir_or_default(data_dir) / variant.name
-    missing = f"the data of this run, {variant.name}, is not in {folder.parent}"
+    missing = f"the data of this run, {variant.name}, is missing or damaged in {folder.parent}"
     if not own.files:
         raise DataError(f"{missing}, and was not read from files; call own_data with the same data again")
     gone = [file for file in own.files.values() if not Path(file).exists()]
@@ -270,7 +271,9 @@ class _Job:
 
 
 def _prepare_locked(job: _Job, folder: Path) -> Prepared:
-    manifest = read_manifest(folder)
+    manifest = None
+    with suppress(DataError):  # a damaged manifest protects no files
+        manifest = read_manifest(folder)
     if manifest is not None and not find_changed(folder, manifest):
         return Prepared(folder, manifest, fresh=False)
     delete_leftovers(folder, manifest)

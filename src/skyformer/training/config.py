@@ -13,8 +13,8 @@ import yaml
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from skyformer.checks import LARGEST_INTEGER
-from skyformer.errors import InputError
-from skyformer.lra.folders import MANIFEST, Variant, data_dir_or_default
+from skyformer.errors import DataError, InputError
+from skyformer.lra.folders import Variant
 from skyformer.lra.own import NAME, OwnData
 from skyformer.lra.tasks import TASKS, TaskSpec, round_up, task_spec
 from skyformer.model import ModelConfig
@@ -91,11 +91,15 @@ class TaskConfig(Settings):
         from skyformer.lra.dataset import load_variant
 
         variant = self.variant()
-        if self.own is not None and not (data_dir_or_default(data_dir) / variant.name / MANIFEST).exists():
+        if self.own is None:
+            return load_variant(variant, data_dir, self.max_length)
+        try:
+            return load_variant(variant, data_dir, self.max_length)
+        except DataError:
             from skyformer.own.preparation import prepare_again
 
             prepare_again(variant, data_dir)
-        return load_variant(variant, data_dir, self.max_length)
+            return load_variant(variant, data_dir, self.max_length)
 
     @property
     def longest(self) -> int:
