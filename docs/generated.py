@@ -26,6 +26,7 @@ API = {
     "skyformer.ops.kernels": "Kernels",
     "skyformer.hf": "Hugging Face",
     "skyformer.lra": "Long Range Arena",
+    "skyformer.own": "Own data",
     "skyformer.training": "Training",
     "skyformer.studies": "Studies",
     "skyformer.errors": "Errors and warnings",

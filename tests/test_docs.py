@@ -48,6 +48,7 @@ OWN_TESTS = {
     "huggingface.md": "hf/test_docs.py",
     "huggingface_model.md": "hf/test_docs.py",
     "extending.md": "test_extending.py",
+    "own_data.md": "own/test_docs.py",
 }
 """Pages whose code runs in other tests, for example with small models in place of those on the hub."""
 
