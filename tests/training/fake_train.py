@@ -62,7 +62,7 @@ def die(root: Path, name: str) -> None:
 
 def obey(root: Path, name: str) -> None:
     """Train until a signal comes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     begin(root, name)
     time.sleep(60)
@@ -70,7 +70,7 @@ def obey(root: Path, name: str) -> None:
 
 def defy(root: Path, name: str) -> None:
     """Train and ignore signals."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     begin(root, name)
     time.sleep(60)

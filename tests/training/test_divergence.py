@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 
-from skyformer.errors import DivergedError, SolveError
+from skyformer.errors import DivergedError, SolveError, TrainingError
 from skyformer.training.fit import evaluate, train
 from skyformer.training.module import ClassifierModule
 from skyformer.training.runs import Run
+from tests.helpers import refused
 from tests.training.tiny import STEPS, tiny_config
 
 
@@ -96,3 +98,14 @@ def test_16_mixed_on_a_cpu_is_guarded(runs_dir: Path, data_dir: Path) -> None:
     config = config.replace(hardware=config.hardware.replace(precision="16-mixed"))
     with pytest.raises(DivergedError, match="a gradient is not, at step 1"):
         train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[InfiniteGradient()])
+
+
+class AllocateTooMuch(Callback):
+    def on_before_backward(self, trainer: object, module: object, loss: object) -> None:
+        torch.empty(2**50, dtype=torch.float64)
+
+
+def test_a_lack_of_memory_is_one_line(runs_dir: Path, data_dir: Path) -> None:
+    with refused(TrainingError, "out of memory", "allocate", "last checkpoint: none yet", "loop.batch_size"):
+        train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False, callbacks=[AllocateTooMuch()])
+    assert Run(runs_dir / tiny_config().run_name()).state.state == "failed"

@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -233,7 +233,17 @@ def test_the_number_of_attempts_is_limited(fake: FakeTraining) -> None:
     assert len(fake.calls) == 1 + sweeps.DEFAULT_RETRIES
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def not_ignored() -> Iterator[None]:
+    """The tests themselves may run under nohup, which ignores the first of them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("not_ignored")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_passed_on_and_the_message_says_how_to_resume(fake: FakeTraining, number: signal.Signals) -> None:
     configs = fake.configs("finish", "obey finish", "obey finish", "finish")
     recorder = stop_at_two(fake, configs, number)

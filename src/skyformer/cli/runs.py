@@ -140,7 +140,7 @@ def _print_means(summaries: list[Summary], tasks: list[str], attentions: list[st
     if format_ is Format.CSV:
         typer.echo(means_csv(summaries), nl=False)
     elif format_ is Format.LATEX:
-        typer.echo(as_latex([summary_table(each, tasks, attentions, paper_columns=True) for each in summaries]))
+        say(as_latex([summary_table(each, tasks, attentions, paper_columns=True) for each in summaries]))
     else:
         for each in summaries:
             print_table(summary_table(each, tasks, attentions))

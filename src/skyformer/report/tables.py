@@ -166,13 +166,13 @@ def plain(text: str) -> str:
     return _BOLD.sub(r"\1", text)
 
 
-_FORMULA = re.compile(r"[=+\-@\t\r]")
+_FORMULA = re.compile(r"[=+\-@]")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*([eE][-+]?\d+)?%?|inf|nan)?")
 
 
 def _csv_cell(cell: str) -> str:
     """A cell without bold. A spreadsheet would compute one that begins as a formula, so it gets a quote before it."""
-    text = plain(cell).encode(errors="backslashreplace").decode()
+    text = visible(plain(cell), lines=True)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 

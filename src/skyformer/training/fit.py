@@ -38,7 +38,7 @@ from skyformer.files import runs_dir_or_default
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
-from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, peak_bytes
+from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, is_oom_error, peak_bytes
 from skyformer.report.progress import display
 from skyformer.training.building import build_model
 from skyformer.training.callbacks import Best, RunRecorder, ShowEvaluation, StopIfNotFinite, reason_for_nan
@@ -284,7 +284,8 @@ def _run_to_end(training: _Training) -> RunResult:
 
 
 def _as_error(error: BaseException, training: _Training) -> BaseException:
-    """Turn a full or failing disk into a one-line error, and an error that a signal caused into the interruption.
+    """Turn a full or failing disk and a lack of memory into a one-line error, and an error that a signal caused into
+    the interruption.
 
     A second signal interrupts Lightning at any point, and may leave it in a state that raises another error. All other
     errors are returned unchanged.
@@ -294,12 +295,17 @@ def _as_error(error: BaseException, training: _Training) -> BaseException:
         if isinstance(before, InterruptedRunError):
             return before
         before = before.__cause__ or before.__context__
+    newest = CheckpointStore(training.run.checkpoints, "").newest() or "none yet"
+    if isinstance(error, RuntimeError | MemoryError) and is_oom_error(repr(error)):
+        reason = (str(error).splitlines() or ["no reason is given"])[0]
+        return TrainingError(
+            f"{training.run.folder} is out of memory ({reason}); last checkpoint: {newest}. Train a smaller model, or "
+            "smaller batches with loop.batch_size and loop.accumulate, or use a machine with more memory"
+        )
     if not isinstance(error, OSError) or isinstance(error, SkyformerError):
         return error
-    newest = CheckpointStore(training.run.checkpoints, "").newest()
-    reason = error.strerror or str(error)
     return TrainingError(
-        f"cannot write to {training.run.folder}: {reason}; last checkpoint: {newest or 'none yet'}. "
+        f"cannot write to {training.run.folder}: {error.strerror or error}; last checkpoint: {newest}. "
         f"When there is space again, {training.advice}"
     )
 
