@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 
 import skyformer as skyformer_package
+from skyformer.attention.registry import _ATTENTIONS
 from skyformer.cli import main as command
 from skyformer.errors import EXTRA_OF_MODULE, install_command, missing_extra
+from skyformer.registry import IMPORT_VARIABLE
+from skyformer.training.ray_sweeps import _environment
 from tests.cli.conftest import CommandLine
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 HELP = {
-    "": "demo train evaluate predict sweep runs bench study data --debug",
+    "": "demo train evaluate predict sweep runs bench study data --debug --import",
     "train": "--attention --preset --set --limit --resume --show-config",
     "data": "prepare list show verify",
     "data prepare": "--from --limit --level --workers",
@@ -198,3 +201,43 @@ def test_every_module_belongs_to_an_extra_that_installs_it() -> None:
             continue  # installed by datasets
         names = [re.split("[<>=!]", requirement)[0] for requirement in extras[extra]]
         assert DISTRIBUTIONS.get(module, module.replace("_", "-")) in names
+
+
+PARTS = """
+from dataclasses import dataclass
+from skyformer import Attention, register_attention
+
+@register_attention
+@dataclass(eq=False, repr=False, kw_only=True)
+class Copied(Attention):
+    name = "copied"
+
+    def attend(self, inputs):
+        return inputs.value
+"""
+
+
+@pytest.mark.parametrize("words", ["--import copied_parts {}", "{} --import=copied_parts"])
+def test_a_module_of_your_own_is_imported_here_and_in_new_processes(
+    skyformer: CommandLine, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copied_parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(IMPORT_VARIABLE, "")
+    before = dict(_ATTENTIONS._parts)
+    try:
+        outcome = skyformer(*words.format("train text --attention copied --show-config").split())
+        assert "attention: copied" in outcome.output
+        code = "import skyformer; print(skyformer.list_attentions('copied'))"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert child.stdout == "['copied']\n"
+        assert _environment() == {"env_vars": {IMPORT_VARIABLE: "copied_parts"}}
+    finally:
+        _ATTENTIONS._parts = before
+        sys.modules.pop("copied_parts", None)
+
+
+def test_a_module_that_cannot_be_imported_is_one_line(skyformer: CommandLine) -> None:
+    assert "--import nowhere: there is no such module" in skyformer.refused("--import", "nowhere", "runs")
+    assert "--import must be followed by the name of a module" in skyformer.refused("runs", "--import")

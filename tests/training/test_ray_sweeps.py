@@ -15,6 +15,7 @@ import pytest
 
 from skyformer.environment import installed_version
 from skyformer.errors import InputError, MissingExtraError, install_command
+from skyformer.registry import IMPORT_VARIABLE
 from skyformer.training.ray_sweeps import Resources, check_node, ray_sweep, train_here
 from skyformer.training.runs import Run, list_runs
 from skyformer.training.sweeps import Ending, check_data
@@ -58,7 +59,7 @@ def test_resources_of_a_run() -> None:
             Resources(**nonsense)
 
 
-def test_a_node_is_checked(data_dir: Path, runs_dir: Path) -> None:
+def test_a_node_is_checked(data_dir: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = runs_dir / ".sweep" / "mark"
     mark.parent.mkdir(parents=True)
     tasks, version = check_data([tiny_config()], data_dir), installed_version("skyformer")
@@ -69,6 +70,8 @@ def test_a_node_is_checked(data_dir: Path, runs_dir: Path) -> None:
     other = dict.fromkeys(tasks, "0" * 16)
     assert "other data of listops-length64-limit64" in str(check_node(str(mark), other, str(data_dir), version))
     assert "skyformer data prepare listops" in str(check_node(str(mark), tasks, str(runs_dir), version))
+    monkeypatch.setenv(IMPORT_VARIABLE, "not_on_this_node")
+    assert "not_on_this_node: there is no such module" in str(check_node(str(mark), tasks, str(data_dir), version))
 
 
 def test_a_worker_returns_the_outcome_of_a_run(data_dir: Path, runs_dir: Path) -> None:

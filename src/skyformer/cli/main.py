@@ -9,13 +9,21 @@ import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from skyformer.errors import EXTRA_OF_MODULE, InterruptedRunError, MissingExtraError, SkyformerError, missing_extra
+from skyformer.errors import (
+    EXTRA_OF_MODULE,
+    InputError,
+    InterruptedRunError,
+    MissingExtraError,
+    SkyformerError,
+    missing_extra,
+)
+from skyformer.registry import choose_modules
 from skyformer.report.tables import visible
 
 if TYPE_CHECKING:
     import typer
 
-DEBUG = "--debug"
+DEBUG, IMPORT = "--debug", "--import"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRA_OF_COMMAND = {
     **dict.fromkeys(("demo", "train", "evaluate", "predict", "sweep", "runs"), "train"),
@@ -53,6 +61,13 @@ def build_app() -> typer.Typer:
         debug: bool = typer.Option(
             False, DEBUG, help="Print the full traceback of an error; accepted anywhere on the command line."
         ),
+        modules: list[str] | None = typer.Option(
+            None,
+            IMPORT,
+            metavar="MODULE",
+            help="Import a module that registers attentions, kernels or samplers of your own; repeatable, and accepted "
+            "anywhere on the command line.",
+        ),
     ) -> None:
         """Kernelized Attention, Skyformer, and the efficient attentions they are compared with."""
 
@@ -77,6 +92,9 @@ def main() -> None:
     """Entry point of the console script."""
     arguments, debug = _without_debug(sys.argv[1:])
     try:
+        arguments, modules = _without_imports(arguments)
+        if modules:
+            choose_modules(modules)
         _run(arguments)
     except KeyboardInterrupt:
         # Before or between commands, for example while packages are imported.
@@ -114,6 +132,26 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
     return [argument for argument in options if argument != DEBUG] + rest, DEBUG in options
+
+
+def _without_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments without `--import MODULE`, and the modules."""
+    rest: list[str] = []
+    modules: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            return [*rest, argument, *waiting], modules
+        if argument == IMPORT:
+            module = next(waiting, None)
+            if module is None:
+                raise InputError(f"{IMPORT} must be followed by the name of a module")
+            modules.append(module)
+        elif argument.startswith(f"{IMPORT}="):
+            modules.append(argument.removeprefix(f"{IMPORT}="))
+        else:
+            rest.append(argument)
+    return rest, modules
 
 
 def _one_line(error: SkyformerError | OSError) -> str:

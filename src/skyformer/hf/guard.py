@@ -49,7 +49,7 @@ def install() -> None:
 
     @functools.wraps(adjust)
     def guarded_adjust(self: PreTrainedModel, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        _register_by_name(attn_implementation)
+        register_by_name(attn_implementation)
         chosen: str = adjust(self, attn_implementation, *args, **kwargs)
         if ours(chosen) is not None:
             _refuse_own_attention(self, chosen)
@@ -61,7 +61,7 @@ def install() -> None:
         before = [(config, config._attn_implementation) for config in _configs(self)]
         try:
             for part, name in _requests(self, attn_implementation):
-                _register_by_name(name)
+                register_by_name(name)
                 if ours(name) is not None:
                     _refuse_own_attention(part, str(name))
             switch(self, attn_implementation, *args, **kwargs)
@@ -76,7 +76,7 @@ def install() -> None:
     PreTrainedModel.set_attn_implementation = guarded_switch  # type: ignore[method-assign]
 
 
-def _register_by_name(name: object) -> None:
+def register_by_name(name: object) -> None:
     """An attention that became known later needs no call of `register`; one with parameters raises its reason."""
     if ours(name) is None and isinstance(name, str) and name in list_attentions():
         register(name)

@@ -23,8 +23,12 @@ from transformers.masking_utils import (
 from skyformer.errors import MaskError, UnsupportedError
 
 _ATTRIBUTE = "_skyformer_pattern"
-_BIASED_WITH_WIDE_MASK = ("Pix2StructTextConfig",)
-"""Configs of models that slice a mask of four dimensions before they pass a bias to the attention function."""
+_EXPECT_WIDE_MASKS = {
+    "Pix2StructTextConfig": "add a position_bias to the scores, which this attention never computes",
+    "InformerConfig": "compute most of their attention (ProbSparse) with their own code",
+}
+"""Configs of models that build their mask by `attn_implementation` but then expect one of four dimensions, and why they
+cannot be used in any case."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,10 @@ def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -
 @cache
 def _refuse_other_masks(config_type: Any) -> None:
     """Raises for models that build their mask by `attn_implementation` but then expect one of four dimensions."""
-    if config_type.__name__ in _BIASED_WITH_WIDE_MASK:
+    if config_type.__name__ in _EXPECT_WIDE_MASKS:
         raise UnsupportedError(
-            f"{config_type.__name__.removesuffix('Config')} models add a position_bias to the scores, which this "
-            "attention never computes. Use attn_implementation='sdpa' or 'eager' for this model"
+            f"{config_type.__name__.removesuffix('Config')} models {_EXPECT_WIDE_MASKS[config_type.__name__]}. Use "
+            "attn_implementation='sdpa' or 'eager' for this model"
         )
 
 

@@ -25,6 +25,7 @@ from skyformer.environment import installed_version
 from skyformer.errors import DataError, InputError, InterruptedRunError, MissingExtraError, SkyformerError
 from skyformer.files import runs_dir_or_default
 from skyformer.lra.folders import data_dir_or_default
+from skyformer.registry import IMPORT_VARIABLE, import_chosen_modules
 from skyformer.report.progress import Progress
 from skyformer.training.config import RunConfig, TaskConfig
 from skyformer.training.runs import DataRecord
@@ -121,6 +122,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
             include_dashboard=False if address is None else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            runtime_env=_environment(),
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"no Ray cluster answers at {address or 'this machine'}: {_lines(error)[0]}") from None
@@ -128,6 +130,12 @@ def _cluster(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _environment() -> dict[str, Any] | None:
+    """What workers on every node must know: the modules that register parts from outside the package."""
+    modules = os.environ.get(IMPORT_VARIABLE)
+    return {"env_vars": {IMPORT_VARIABLE: modules}} if modules else None
 
 
 def _check_reachable(address: str) -> None:
@@ -202,6 +210,10 @@ def check_node(mark: str, digests: dict[TaskConfig, str], data_dir: str, version
     """Called on a node: why it cannot train, or None if it can. `digests` are those of the data of each task."""
     if installed_version("skyformer") != version:
         return f"has skyformer {installed_version('skyformer')}, not {version}; install the same version on all nodes"
+    try:
+        import_chosen_modules()
+    except SkyformerError as error:
+        return str(error)
     folder = Path(mark).parent.parent
     if not Path(mark).exists():
         return f"does not see {folder}; --runs-dir must be on storage that all nodes share"

@@ -1,0 +1,80 @@
+"""`supports`: whether an attention works in a model of transformers, from the record of having tried its class."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from skyformer.errors import InputError
+from skyformer.hf.functions import ExactAttention, RegisteredAttention, ours
+from skyformer.hf.guard import own_attention, register_by_name
+
+RECORD = Path(__file__).with_name("families.json")
+"""What happened when the classes of transformers were tried, written by tests/outside/families.py."""
+
+WORKS = "works"
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a model works with an attention (its truth value), and the reason."""
+
+    works: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.works
+
+
+@cache
+def record() -> dict[str, Any]:
+    """The versions that were tried, and what happened with each class."""
+    content: dict[str, Any] = json.loads(RECORD.read_text())
+    return content
+
+
+def supports(
+    model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig, attention: str = "skyformer"
+) -> Support:
+    """Whether `attn_implementation=attention` works for a model, its class, or the base model of a config.
+
+    A class that was tried is answered from the record of the trial, with small random weights and default settings;
+    settings of a config that change its attention, such as windows or `is_decoder`, are seen only in a forward pass.
+    """
+    register_by_name(attention)
+    registered = ours(attention)
+    if registered is None:
+        raise InputError(f"attention must be registered with skyformer.hf.register; got {attention!r}")
+    cls = _class_of(model)
+    reason = own_attention(cls)
+    if reason is not None:
+        return Support(False, reason)
+    tried = record()["classes"].get(cls.__name__, {})
+    found = tried.get(_kind(registered))
+    where = f"with transformers {record()['transformers']}"
+    if found is None:
+        return Support(True, f"{cls.__name__} uses the attention interface, but was not tried")
+    if found == WORKS:
+        return Support(True, f"{cls.__name__} was tried {where}")
+    return Support(False, f"{cls.__name__} was tried {where}: {found.removeprefix('refused: ')}")
+
+
+def _class_of(model: Any) -> type[PreTrainedModel]:
+    if isinstance(model, PreTrainedModel):
+        return type(model)
+    if isinstance(model, type) and issubclass(model, PreTrainedModel):
+        return model
+    if isinstance(model, PreTrainedConfig) and type(model) in MODEL_MAPPING:
+        found: Any = MODEL_MAPPING[type(model)]
+        return found[0] if isinstance(found, tuple) else found
+    raise InputError(f"model must be a model of transformers, its class, or its config; got {type(model).__name__}")
+
+
+def _kind(attention: RegisteredAttention) -> str:
+    """The attention of the record that has the same limits: exact ones can be causal."""
+    return "kernelized" if isinstance(attention, ExactAttention) else "skyformer"

@@ -1,0 +1,1 @@
+"""Tests that other projects wrote, run on this package: `make test-outside`."""
