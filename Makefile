@@ -41,8 +41,8 @@ test-durability:
 # The lowest versions that pyproject.toml allows, in a folder of their own.
 test-minimums:
 	test -x .venv-minimums/bin/python || $${PYTHON:-python3} -m venv .venv-minimums
-	.venv-minimums/bin/python -m pip install --quiet --no-compile -c constraints-minimums.txt -e '.[train]' pytest pytest-timeout pytest-xdist hypothesis
-	.venv-minimums/bin/python -m pytest -n 2 --dist worksteal tests/training tests/lra tests/cli tests/report tests/model tests/test_minimums.py
+	.venv-minimums/bin/python -m pip install --quiet --no-compile -c constraints-minimums.txt -e '.[report,ray,hf]' pytest pytest-timeout pytest-xdist hypothesis
+	.venv-minimums/bin/python -m pytest -n 2 --dist worksteal tests/training tests/lra tests/own tests/cli tests/report tests/model tests/hf tests/test_minimums.py
 
 studies:
 	./scripts/setup.sh train,hf

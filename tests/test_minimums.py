@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("cli", "model", "lra", "train")
+EXTRAS = ("cli", "model", "lra", "train", "report", "ray", "hf")
 
 
 def release(version: str) -> list[int]:

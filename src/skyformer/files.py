@@ -77,19 +77,22 @@ def md5_of(file: Path) -> str:
         return hashlib.file_digest(handle, "md5").hexdigest()
 
 
+def read_up_to(file: Path, most: int) -> bytes:
+    """The content of a file; a `DataError` if it cannot be read or has more than `most` bytes."""
+    try:
+        with file.open("rb") as handle:
+            content = handle.read(most + 1)
+    except OSError as failed:
+        raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
+    if len(content) > most:
+        raise DataError(f"{file} is larger than {most:,} bytes, which is more than expected")
+    return content
+
+
 def read_document(file: Path) -> str:
     """The text of a small file; a `DataError` says why it cannot be read."""
     try:
-        with file.open("rb") as handle:
-            content = handle.read(MAX_DOCUMENT_BYTES + 1)
-    except OSError as failed:
-        raise DataError(f"{file} cannot be read: {failed.strerror}") from failed
-    if len(content) > MAX_DOCUMENT_BYTES:
-        raise DataError(
-            f"{file} is larger than {MAX_DOCUMENT_BYTES:,} bytes: it cannot be a config, manifest or result"
-        )
-    try:
-        return content.decode()
+        return read_up_to(file, MAX_DOCUMENT_BYTES).decode()
     except UnicodeDecodeError as damaged:
         raise DataError(f"{file} is damaged: it is not UTF-8 text") from damaged
 

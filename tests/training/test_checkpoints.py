@@ -98,7 +98,6 @@ def test_all_damaged_is_an_error(store: CheckpointStore) -> None:
 
 def test_a_checkpoint_without_its_record_was_never_finished(store: CheckpointStore) -> None:
     save(store, 1).with_suffix(".json").unlink()
-    (store.folder / ".step-000002.ckpt.99.partial").write_bytes(b"half")
     assert found(store) is None
     store.sweep(None)
     assert not list(store.folder.iterdir())

@@ -89,6 +89,7 @@ def test_an_error_after_a_second_signal_is_an_interruption(runs_dir: Path, data_
 def test_partial_files_are_removed_under_the_lock(runs_dir: Path, data_dir: Path) -> None:
     run = stopped(runs_dir, data_dir)
     litter = [run.folder / ".state.json.99.partial", run.model_folder / ".config.json.99.partial"]
+    litter.append(run.checkpoints / ".step-000009.ckpt.99.partial")
     for file in litter:
         file.write_text("{")
     resume(run, data_dir=data_dir, progress=False)

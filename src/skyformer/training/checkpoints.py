@@ -156,16 +156,11 @@ class CheckpointStore(CheckpointIO):
                 self.remove_checkpoint(self.path(step))
 
     def sweep(self, newest: int | None) -> None:
-        """Remove unfinished files of a killed process, and checkpoints after step `newest`, which are damaged."""
-        if not self.folder.is_dir():
-            return
-        for file in self.folder.iterdir():
+        """Remove checkpoints without a record, and those after step `newest`, which are damaged."""
+        for file in self.folder.glob("step-*.*"):
             step = re.match(r"step-(\d+)\.", file.name)
             newer = step is not None and (newest is None or int(step[1]) > newest)
-            unfinished = file.suffix == ".partial" or (
-                file.suffix == ".ckpt" and not file.with_suffix(".json").exists()
-            )
-            if newer or unfinished:
+            if newer or (file.suffix == ".ckpt" and not file.with_suffix(".json").exists()):
                 file.unlink(missing_ok=True)
 
     def load_weights(self, step: int) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skyformer.errors import DataError, InputError
+from skyformer.files import read_up_to
 from skyformer.lra import listops
 from skyformer.lra.batching import collate
 from skyformer.lra.dataset import Example, fit
@@ -173,16 +174,7 @@ def _read_expression(given: Input) -> Symbols:
 def _content(given: Input) -> bytes:
     if isinstance(given, str):
         return given.encode("utf-8", errors="surrogateescape")
-    if isinstance(given, bytes):
-        return given
-    try:
-        with given.open("rb") as file:
-            content = file.read(_LARGEST_INPUT + 1)
-    except OSError as failed:
-        raise DataError(f"{given} cannot be read: {failed.strerror}") from failed
-    if len(content) > _LARGEST_INPUT:
-        raise DataError(f"{given} is larger than {_LARGEST_INPUT:,} bytes")
-    return content
+    return given if isinstance(given, bytes) else read_up_to(given, _LARGEST_INPUT)
 
 
 def _read_image(given: Input, side: int) -> Symbols:

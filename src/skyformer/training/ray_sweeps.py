@@ -39,7 +39,6 @@ from skyformer.training.sweeps import (
     Sweep,
     check_data,
     data_problems,
-    run_of,
     with_threads,
 )
 
@@ -232,13 +231,8 @@ def train_here(config: RunConfig, runs_dir: str, data_dir: str) -> Outcome:
     """Called on a node: train or resume one run in this process. Errors are returned as text, not all can be sent."""
     from skyformer.training import fit
 
-    run = run_of(config, Path(runs_dir))
     try:
-        if not run.folder.exists():
-            result = fit.train(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
-        else:
-            # Its state may still say "running" for a process on a node that is gone; only its lock is reliable.
-            result = run.result or fit.resume(run, data_dir=data_dir, progress=False)
+        result = fit.train_or_resume(config, runs_dir=runs_dir, data_dir=data_dir, progress=False)
     except (InterruptedRunError, KeyboardInterrupt):
         return Outcome(config, Ending.INTERRUPTED, reason=STOPPED)
     except (SkyformerError, OSError) as error:
