@@ -49,6 +49,7 @@ OWN_TESTS = {
     "huggingface_model.md": "hf/test_docs.py",
     "extending.md": "test_extending.py",
     "own_data.md": "own/test_docs.py",
+    "distributed.md": "distributed/test_docs.py",
 }
 """Pages whose code runs in other tests, for example with small models in place of those on the hub."""
 

@@ -20,6 +20,7 @@ CASES = {
         "cosine similarity to the exact embeddings",
     ),
     "million_tokens.py": (["--tokens", "20000"], "20,000 tokens, forward and backward"),
+    "sequence_parallel.py": (["--tokens", "20000"], "over 1 ranks, the output differs from that of one process"),
 }
 
 

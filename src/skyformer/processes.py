@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from skyformer.errors import SkyformerError
+from skyformer.errors import SkyformerError, UnsupportedError
 
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -78,6 +78,15 @@ def peak_bytes() -> int:
     # Outside Linux the peak cannot be reset; macOS counts in bytes.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
+
+
+def written_bytes() -> int:
+    """The bytes that this process has written so far, to files, pipes and sockets; Linux only."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError as missing:
+        raise UnsupportedError(f"this system does not report how many bytes a process writes: {missing}") from missing
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
 def free_bytes() -> int | None:

@@ -55,11 +55,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class Rank:
-    """The place of a process among those that train one run together, as torchrun would set it."""
+    """The place of a process among those that train one run together, as torchrun would set it; it may be killed."""
 
     rank: int
     world_size: int
     port: int
+    kill: Kill | None = None
 
     def prepare(self) -> None:
         from lightning.pytorch.utilities import rank_zero_only
@@ -75,6 +76,8 @@ class Rank:
         }
         # Lightning reads it from the environment when it is imported, which is done already.
         rank_zero_only.rank = self.rank
+        if self.kill is not None:
+            self.kill.prepare()
 
 
 def _train(config: str, runs_dir: Path, data_dir: Path, change: Kill | Rank | None) -> None:

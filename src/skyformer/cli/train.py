@@ -64,6 +64,8 @@ skyformer train --data train.csv --test test.csv --text review --label stars --a
 
 skyformer train --config runs/RUN/config.yaml --seed 1  # as another run, with another seed
 
+skyformer train text --sequence-parallel 2  # two processes share each sequence
+
 skyformer train --resume RUN  # after a crash or Ctrl-C
 """
 _EVALUATE_EXAMPLES = """
@@ -156,6 +158,10 @@ def train(
     precision: Annotated[str | None, typer.Option("--precision", help="32-true, bf16-mixed, 16-mixed, ...")] = None,
     accelerator: Annotated[str | None, typer.Option("--accelerator", help="auto, cpu, gpu, mps, ...")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help=THREADS)] = None,
+    sequence_parallel: Annotated[
+        int | None,
+        typer.Option("--sequence-parallel", metavar="N", help="Let N processes share each sequence (default: 1)."),
+    ] = None,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress.")] = False,
@@ -182,6 +188,7 @@ def train(
         "precision": precision,
         "accelerator": accelerator,
         "threads": threads,
+        "sequence_parallel": sequence_parallel,
     }
     short = [f"hardware.{name}={value}" for name, value in hardware.items() if value is not None]
     if loggers:
@@ -286,6 +293,9 @@ def evaluate(
     text: TextColumn = None,
     label: LabelColumn = None,
     text_b: SecondColumn = None,
+    sequence_parallel: Annotated[
+        int, typer.Option("--sequence-parallel", metavar="N", min=1, help="Let N processes share each sequence.")
+    ] = 1,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
     data_dir: DataDir = None,
@@ -297,10 +307,21 @@ def evaluate(
     from skyformer.training import fit
 
     if data is None:
-        found = fit.evaluate(opened, split=split.value, data_dir=data_dir, batch_size=batch_size, progress=True)
+        found = fit.evaluate(
+            opened,
+            split=split.value,
+            data_dir=data_dir,
+            batch_size=batch_size,
+            progress=True,
+            sequence_parallel=sequence_parallel,
+        )
+        if not fit.is_main_process():
+            return
     else:
         from skyformer.training.own_files import evaluate_file
 
+        if sequence_parallel > 1:
+            raise InputError("--sequence-parallel is not supported with --data; leave out one of them")
         with display() as progress:
             found = evaluate_file(opened, data, text=text, text_b=text_b, label=label, progress=progress)
     note, what = opened.config.note, split.value if data is None else data

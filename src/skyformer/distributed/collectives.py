@@ -66,10 +66,9 @@ class Ranks:
         try:
             yield
         except RuntimeError as lost:
-            reason = str(lost).strip().splitlines()[0] if str(lost).strip() else type(lost).__name__
             raise RankLostError(
-                f"rank {self.rank} of {self.size} lost another rank in the {what}: {reason}. What was written so far "
-                "is intact; start all processes again"
+                f"rank {self.rank} of {self.size} lost another rank in the {what}: {_first_line(lost)}. What was "
+                "written so far is intact; start all processes again"
             ) from lost
 
     def reduce(self, x: Tensor, op: Any, what: str) -> Tensor:
@@ -110,13 +109,15 @@ class Ranks:
             dist.all_gather_object(found, own, group=self.group)
         return found
 
-    def start_shift(self, sent: Tensor, received: Tensor, tag: int) -> Shift:
-        """Start sending to the next rank of the ring and receiving from the previous one; either may be empty."""
+    def start_shift(self, sent: Sequence[Tensor], received: Sequence[Tensor], tag: int) -> Shift:
+        """Start sending to the next rank of the ring and receiving from the previous one; tensors may be empty, and use
+        the tags from `tag` on."""
         following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         moves = [(dist.isend, sent, following), (dist.irecv, received, previous)]
         operations = [
-            dist.P2POp(op, tensor, group=self.group, tag=tag, group_peer=peer)
-            for op, tensor, peer in moves
+            dist.P2POp(op, tensor, group=self.group, tag=tag + number, group_peer=peer)
+            for op, tensors, peer in moves
+            for number, tensor in enumerate(tensors)
             if tensor.numel()
         ]
         with self.reaching("ring"):
@@ -128,11 +129,11 @@ class Shift:
     """A step of the ring under way; what is sent must stay unchanged, and alive, until it has ended."""
 
     ranks: Ranks
-    sent: Tensor
-    received: Tensor
+    sent: Sequence[Tensor]
+    received: Sequence[Tensor]
     works: list[Any]
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Sequence[Tensor]:
         """What has arrived."""
         with self.ranks.reaching("ring"):
             for work in self.works:
@@ -154,6 +155,18 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.ranks.sum(grad, f"{ctx.what} of gradients"), None, None
+
+
+def reason_for_lost_rank(error: BaseException) -> str | None:
+    """The backend's words, if an error says that another process ended or did not answer; else None."""
+    if isinstance(error, RankLostError):
+        return _first_line(error.__cause__ or error)
+    backend = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return _first_line(error) if backend else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def piece_of(x: Tensor, group: Group = None, *, dim: int = 1) -> Tensor:

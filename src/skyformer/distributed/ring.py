@@ -14,7 +14,7 @@ A rank holds three pieces of keys and values and two of gradients at most, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,8 +42,8 @@ from skyformer.ops.noise import draw_seed, mixed_seed
 from skyformer.ops.precision import at_least_float32, without_autocast
 from skyformer.ops.products import MEMORY_BUDGET, Plan
 
-_PIECE, _GRADIENT = 1, 2
-"""Tags of the two kinds of messages."""
+_PIECE, _GRADIENT = 1, 3
+"""The first tags of the two kinds of messages, each of which are two tensors."""
 
 
 def kernelized_attention(
@@ -146,21 +146,20 @@ class _Ring:
     def pass_by(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The rank, keys and values of every piece, this rank's own first. The next piece travels meanwhile."""
         ranks = self.pieces.ranks
-        batch, heads, _, width = key.shape
-        features = width + value.shape[-1]
-        current = torch.cat([key.flatten(), value.flatten()])
+        current: Sequence[Tensor] = (key.contiguous(), value.contiguous())
         for step in range(ranks.size):
             owner = (ranks.rank - step) % ranks.size
-            shift: Shift | None = None
-            if step + 1 < ranks.size:
-                length = self.pieces.num_keys[(owner - 1) % ranks.size]
-                coming = current.new_empty(batch * heads * length * features)
-                shift = ranks.start_shift(current, coming, _PIECE)
-            rows = (batch, heads, self.pieces.num_keys[owner])
-            split = batch * heads * rows[2] * width
-            yield owner, current[:split].view(*rows, width), current[split:].view(*rows, value.shape[-1])
+            last = step + 1 == ranks.size
+            shift = None if last else ranks.start_shift(current, self.empty_piece(current, owner - 1), _PIECE)
+            keys, values = current
+            yield owner, keys, values
             if shift is not None:
                 current = shift.wait()
+
+    def empty_piece(self, like: Sequence[Tensor], owner: int) -> list[Tensor]:
+        """Tensors for the keys and values of a rank, or for their gradients, to arrive in."""
+        length = self.pieces.num_keys[owner % self.pieces.ranks.size]
+        return [x.new_empty(*x.shape[:2], length, x.shape[-1]) for x in like]
 
     def product(self, query: Tensor, key: Tensor, value: Tensor, owner: int) -> Tensor:
         """kappa(Q_r, K_s) V_s for the piece of rank s = `owner`, in at least float32."""
@@ -207,24 +206,20 @@ class _RingProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         ring: _Ring = ctx.ring
-        ranks, num_keys = ring.pieces.ranks, ring.pieces.num_keys
-        batch, heads, _, width = key.shape
-        features = width + value.shape[-1]
+        ranks = ring.pieces.ranks
         dquery = torch.zeros_like(query, dtype=grad_out.dtype)
+        sums: Sequence[Tensor] = ()
         shift: Shift | None = None
         for owner, keys, values in ring.pass_by(key, value):
             q, k, v = leaves = [x.detach().requires_grad_() for x in (query, keys, values)]
             with torch.enable_grad():
                 part = ring.product(q, k, v, owner)
-            dq, *dkv = torch.autograd.grad(part, leaves, grad_out)
+            dq, *own = torch.autograd.grad(part, leaves, grad_out)
             dquery += dq
-            sums = torch.cat([x.to(grad_out.dtype).flatten() for x in dkv])
+            sums = [x.to(grad_out.dtype).contiguous() for x in own]
             if shift is not None:
-                sums += shift.wait()
-            coming = sums.new_empty(batch * heads * num_keys[(owner - 1) % ranks.size] * features)
-            shift = ranks.start_shift(sums, coming, _GRADIENT) if ranks.size > 1 else None
-        if shift is not None:
-            sums = shift.wait()
-        split = key.numel()
-        dkey, dvalue = sums[:split].view_as(key), sums[split:].view_as(value)
+                sums = [arrived.add_(mine) for arrived, mine in zip(shift.wait(), sums, strict=True)]
+            if ranks.size > 1:
+                shift = ranks.start_shift(sums, ring.empty_piece(sums, owner - 1), _GRADIENT)
+        dkey, dvalue = sums if shift is None else shift.wait()
         return dquery.to(query.dtype), dkey.to(key.dtype), dvalue.to(value.dtype), None

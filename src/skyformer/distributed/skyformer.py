@@ -236,13 +236,17 @@ class Pieces(WholeSequence):
 
     def landmark_rows(self, query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`rows` are numbers in the whole [Q; K]; each rank contributes those that it owns."""
-        total, query_row = sum(self.num_queries), rows - self.first_query
-        key_row = rows - total - self.first_key
-        of_query = (query_row >= 0) & (query_row < query.shape[2]) & (rows < total)
-        of_key = (key_row >= 0) & (key_row < key.shape[2])
-        own = torch.where(of_query, query_row, torch.where(of_key, query.shape[2] + key_row, -1))
+        own = self.own_rows(rows)
         query, key, points = landmark_rows(query, key, own)
         return query, key, self._each_from_its_owner(points, own >= 0)
+
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """Rows of the whole [Q; K] as rows of this rank's [Q; K]; -1 for those of other ranks."""
+        total, mine = sum(self.num_queries), self.num_queries[self.ranks.rank]
+        query_row, key_row = rows - self.first_query, rows - total - self.first_key
+        of_query = (query_row >= 0) & (query_row < mine) & (rows < total)
+        of_key = (key_row >= 0) & (key_row < self.num_keys[self.ranks.rank])
+        return torch.where(of_query, query_row, torch.where(of_key, mine + key_row, -1))
 
     def key_rows(self, x: Tensor, numbers: Tensor) -> Tensor:
         row = numbers - self.first_key

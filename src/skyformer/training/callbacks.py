@@ -77,7 +77,7 @@ class StopIfNotFinite(Callback):
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
 
     def _describe(self, trainer: pl.Trainer, module: ClassifierModule) -> str:
-        found = [(float(part.loss), part.ids.tolist()) for part in module.parts]
+        found = [(float(part.loss), part.ids.tolist()) for part in module.parts if module.counts]
         losses = [pair for pairs in _from_all(trainer, found) for pair in pairs]
         bad = [pair for pair in losses if not torch.isfinite(torch.tensor(pair[0]))]
         what = f"the loss is {bad[0][0]}" if bad else "the loss is finite, but a gradient is not,"

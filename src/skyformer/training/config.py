@@ -13,6 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from skyformer.checks import LARGEST_INTEGER
+from skyformer.distributed.model import check_config
 from skyformer.errors import DataError, InputError
 from skyformer.lra.folders import Variant
 from skyformer.lra.own import NAME, OwnData
@@ -47,6 +48,7 @@ _ADDED_LATER: dict[str, dict[str, Any]] = {
     },
     "optim": {"cycle_beta1": False},
     "loop": {"dev_limit": None, "test_limit": None, "stop_after": None, "keep_after": 0.0},
+    "hardware": {"sequence_parallel": 1},
 }
 """Settings that earlier versions did not have, with the values that have the effect of those versions. They are the
 defaults, so that earlier configs are read correctly, and left out of the digest, so that earlier runs keep theirs."""
@@ -158,7 +160,7 @@ class LoopConfig(Settings):
     stop_after: Count | None = Field(
         default=None, description="end after this many steps, with the schedule of all steps; null = after all steps"
     )
-    batch_size: Count = Field(description="examples per device and backward pass")
+    batch_size: Count = Field(description="examples per device (or per group that shares sequences) and backward pass")
     accumulate: Count = Field(default=1, description="backward passes per step")
     group_by_length: bool = Field(default=True, description="batches of examples of similar length")
     pad_to_max: bool = Field(default=False, description="pad every batch to the maximum length of the task")
@@ -200,6 +202,30 @@ class HardwareConfig(Settings):
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     precision: Literal["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"] = "32-true"
     threads: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description="number of CPU threads")
+    sequence_parallel: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1, description="number of processes that share each sequence; devices must be a multiple of it"
+    )
+
+    @model_validator(mode="after")
+    def _check_sequence_parallel(self) -> Self:
+        shared = self.sequence_parallel
+        if self.devices != "auto" and self.devices % shared:
+            raise InputError(
+                f"hardware.devices must be a multiple of hardware.sequence_parallel; got {self.devices} and {shared}"
+            )
+        if shared > 1 and self.strategy == "fsdp":
+            raise InputError("hardware.sequence_parallel needs hardware.strategy=ddp or auto; got fsdp")
+        return self
+
+    def trainer_options(self) -> dict[str, Any]:
+        """The arguments of Lightning's trainer."""
+        shared = self.sequence_parallel > 1
+        return {
+            "accelerator": self.accelerator,
+            "devices": self.sequence_parallel if shared and self.devices == "auto" else self.devices,
+            "strategy": "ddp" if shared else self.strategy,
+            "precision": self.precision,
+        }
 
 
 class RunConfig(Settings):
@@ -225,7 +251,9 @@ class RunConfig(Settings):
             raise InputError(
                 f"loop.stop_after must be at most loop.steps; got {self.loop.stop_after} and {self.loop.steps}"
             )
-        self.build_model_config()
+        model = self.build_model_config()
+        if self.hardware.sequence_parallel > 1:
+            check_config(model)
         return self
 
     def build_model_config(self) -> ModelConfig:

@@ -40,9 +40,10 @@ class EvenBatches(Sampler[list[int]]):
 class TaskData(pl.LightningDataModule):
     """The three splits of a task, in the batches of a run."""
 
-    def __init__(self, task: Task, loop: LoopConfig, seed: int) -> None:
+    def __init__(self, task: Task, loop: LoopConfig, seed: int, sequence_parallel: int = 1) -> None:
+        """`sequence_parallel` neighbouring processes get the same batches."""
         super().__init__()
-        self.task, self.loop, self.seed = task, loop, seed
+        self.task, self.loop, self.seed, self._shared = task, loop, seed, sequence_parallel
 
     def train_dataloader(self) -> DataLoader[Example]:
         """Endless batches, starting at the trainer's current step, which may be restored from a checkpoint."""
@@ -53,8 +54,8 @@ class TaskData(pl.LightningDataModule):
             loop.batch_size,
             seed=self.seed,
             group_by_length=loop.group_by_length,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
+            rank=trainer.global_rank // self._shared,
+            world_size=trainer.world_size // self._shared,
             start_step=trainer.global_step * loop.accumulate,
             pad_to_max=loop.pad_to_max,
             num_workers=loop.workers,
@@ -66,6 +67,7 @@ class TaskData(pl.LightningDataModule):
     ) -> EvenBatches:
         """The batches of a split that one process evaluates."""
         size = batch_size or self.loop.eval_batch_size or self.loop.batch_size
+        rank, world_size = rank // self._shared, world_size // self._shared
         rows = self._rows(split)
         lengths = self.task[split].lengths()[rows]
         batches = EvaluationBatches(lengths, size, rank=rank, world_size=world_size)

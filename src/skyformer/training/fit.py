@@ -24,12 +24,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from skyformer.distributed.collectives import reason_for_lost_rank
 from skyformer.environment import now
 from skyformer.errors import (
     DivergedError,
     InputError,
     InterruptedRunError,
     MissingExtraError,
+    RankLostError,
     SkyformerError,
     TrainingError,
     UnknownNameError,
@@ -165,6 +167,7 @@ def evaluate(
     data_dir: Path | str | None = None,
     batch_size: int | None = None,
     progress: bool = False,
+    sequence_parallel: int = 1,
 ) -> Evaluation:
     """Evaluate a run's best model on every example of a split.
 
@@ -173,20 +176,21 @@ def evaluate(
         data_dir: folder of the prepared data; by default where it was when the run was trained.
         batch_size: examples per batch; the run's own by default.
         progress: show progress, as in `train`.
+        sequence_parallel: number of processes that share each sequence, whatever the run was trained with.
     """
     if split not in list(Split):
         raise UnknownNameError("split", split, map(str, Split))
-    config = run.config
+    trained = run.config
+    hardware = {"devices": sequence_parallel, "strategy": "auto", "sequence_parallel": sequence_parallel}
+    config = trained.replace(hardware=trained.hardware.replace(**hardware))
     task = config.task.load(run.data_dir(data_dir))
     run.check_data(task.manifest)
     module = ClassifierModule(config, load_best_model(run))
     loop = config.loop.replace(dev_limit=None, test_limit=None)
-    data = TaskData(task, loop, config.seed)
-    with _quiet_lightning(), display(quiet=not progress) as shown:
-        shower = ShowEvaluation(shown, len(data.evaluation(Split(split), batch_size)))
-        trainer = _trainer(
-            config, devices=1, strategy="auto", logger=False, enable_checkpointing=False, callbacks=[shower]
-        )
+    data = TaskData(task, loop, config.seed, sequence_parallel)
+    with _quiet_lightning(), display(quiet=not (progress and is_main_process())) as shown:
+        shower = ShowEvaluation(shown, len(data.evaluation(Split(split), batch_size, world_size=sequence_parallel)))
+        trainer = _trainer(config, logger=False, enable_checkpointing=False, callbacks=[shower])
         found = score(trainer, module, data, Split(split), batch_size)
     if not found.is_finite:
         raise DivergedError(f"the loss of {run.folder} on the {split} set is not finite{reason_for_nan(module)}")
@@ -211,10 +215,7 @@ class _Training:
 def _trainer(config: RunConfig, **options: Any) -> pl.Trainer:
     hardware = config.hardware
     choices = {
-        "accelerator": hardware.accelerator,
-        "devices": hardware.devices,
-        "strategy": hardware.strategy,
-        "precision": hardware.precision,
+        **hardware.trainer_options(),
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "enable_autolog_hparams": False,
@@ -284,8 +285,8 @@ def _run_to_end(training: _Training) -> RunResult:
 
 
 def _as_error(error: BaseException, training: _Training) -> BaseException:
-    """Turn a full or failing disk and a lack of memory into a one-line error, and an error that a signal caused into
-    the interruption.
+    """Turn a full or failing disk, a lack of memory and the end of another process into a one-line error, and an error
+    that a signal caused into the interruption.
 
     A second signal interrupts Lightning at any point, and may leave it in a state that raises another error. All other
     errors are returned unchanged.
@@ -296,6 +297,12 @@ def _as_error(error: BaseException, training: _Training) -> BaseException:
             return before
         before = before.__cause__ or before.__context__
     newest = CheckpointStore(training.run.checkpoints, "").newest() or "none yet"
+    lost = reason_for_lost_rank(error)
+    if lost is not None:
+        return RankLostError(
+            f"another process that trained {training.run.folder} ended or did not answer: {lost}; last checkpoint: "
+            f"{newest}; {training.advice}"
+        )
     if isinstance(error, RuntimeError | MemoryError) and is_oom_error(repr(error)):
         reason = (str(error).splitlines() or ["no reason is given"])[0]
         return TrainingError(
@@ -348,7 +355,7 @@ def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgre
     run, config = training.run, training.config
     store = CheckpointStore(run.checkpoints, config.digest(), DataRecord.of(training.task.manifest).digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
-    data = TaskData(training.task, config.loop, config.seed)
+    data = TaskData(training.task, config.loop, config.seed, config.hardware.sequence_parallel)
     recorder = RunRecorder(run, config, data, store, progress, signals)
     if is_main_process():
         recorder.remove_later_files(found)

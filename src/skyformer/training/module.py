@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from skyformer.errors import SolveError
+from skyformer.distributed import parallelize, piece_of
+from skyformer.errors import InputError, SolveError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import StoredModel
@@ -90,6 +93,7 @@ class ClassifierModule(pl.LightningModule):
         scores: scores of the current evaluation.
         parts: the backward passes of the current step.
         unsolved: the last error of an attention that could not solve its linear system.
+        group: the processes that share each sequence; None if this process has sequences of its own.
     """
 
     def __init__(self, config: RunConfig, model: StoredModel) -> None:
@@ -102,10 +106,42 @@ class ClassifierModule(pl.LightningModule):
         self.evaluation = Evaluation(0.0, 0.0, 0)
         self.parts: list[StepPart] = []
         self.unsolved = ""
+        self.group: dist.ProcessGroup | None = None
+
+    @property
+    def _shared(self) -> int:
+        return self.config.hardware.sequence_parallel
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process counts the examples of its batches; of those that share sequences, the first does."""
+        return self.global_rank % self._shared == 0
+
+    def setup(self, stage: str) -> None:
+        if self._shared == 1 or self.group is not None:
+            return
+        size = self.trainer.world_size
+        if size % self._shared:
+            raise InputError(
+                f"the number of processes must be a multiple of hardware.sequence_parallel = {self._shared}; got {size}"
+            )
+        shape = (size // self._shared, self._shared)
+        mesh = init_device_mesh(self.trainer.strategy.root_device.type, shape, mesh_dim_names=("data", "sequence"))
+        self.group = mesh["sequence"].get_group()
+        # Lightning's DDP averages the gradients over all processes.
+        parallelize(self.model, self.group, reduce_gradients=False)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B, C)."""
-        return logits_of(self.model, batch)
+        return logits_of(self.model, batch if self.group is None else self._piece(batch))
+
+    def _piece(self, batch: Batch) -> Batch:
+        """This process' piece of the sequences of a batch."""
+        tokens, mask = piece_of(batch.tokens, self.group), piece_of(batch.mask, self.group)
+        if batch.second is None or batch.second_mask is None:
+            return replace(batch, tokens=tokens, mask=mask)
+        second, second_mask = piece_of(batch.second, self.group), piece_of(batch.second_mask, self.group)
+        return replace(batch, tokens=tokens, mask=mask, second=second, second_mask=second_mask)
 
     def _logits(self, batch: Batch) -> Tensor:
         """Logits, or NaN if an attention could not solve its linear system: the weights have diverged."""
@@ -119,18 +155,20 @@ class ClassifierModule(pl.LightningModule):
         return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        torch.manual_seed(step_seed(self.config.seed, batch_idx, self.global_rank))
+        # Processes that share sequences draw the same landmarks; their dropout has streams of its own.
+        torch.manual_seed(step_seed(self.config.seed, batch_idx, self.global_rank // self._shared))
         if batch_idx % self.config.loop.accumulate == 0:
             self.parts.clear()
         logits = self._logits(batch)
         loss = cross_entropy(logits, batch.label)
         self.parts.append(StepPart.of(batch, logits, loss))
-        self.window.add(self.parts[-1])
+        if self.counts:
+            self.window.add(self.parts[-1])
         return loss
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         logits = self._logits(batch)
-        if batch_idx < self.batches_to_score:
+        if self.counts and batch_idx < self.batches_to_score:
             self.scores.add(StepPart.of(batch, logits, cross_entropy(logits, batch.label)))
 
     def on_test_epoch_end(self) -> None:
