@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup run test lint test-slow test-timing test-gpu test-durability test-minimums studies docs bench clean
 
 setup:
-	./scripts/setup.sh train
+	./scripts/setup.sh cli,model
 
 run: setup
 	$(PY) -m skyformer demo --output results/run

@@ -24,26 +24,31 @@ API = {
     "skyformer.attention": "Attentions by name, and writing new ones",
     "skyformer.landmarks": "Landmarks and their samplers",
     "skyformer.ops.kernels": "Kernels",
+    "skyformer.distributed": "Sequences over many devices",
     "skyformer.hf": "Hugging Face",
     "skyformer.lra": "Long Range Arena",
     "skyformer.own": "Own data",
     "skyformer.training": "Training",
     "skyformer.studies": "Studies",
+    "skyformer.testing": "Tests for attentions from outside",
     "skyformer.errors": "Errors and warnings",
 }
 """Modules of the reference, with the titles of their pages."""
 
 
 def write_api_pages() -> None:
-    """A page per module with the docstrings of its public names, which autodoc reads."""
+    """A page per module with the docstrings of its public names, each described once; autodoc reads them."""
     folder = _empty_folder("api")
+    described: set[int] = set()
     for name, title in API.items():
         module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [
             each for each, part in vars(module).items() if getattr(part, "__module__", "") == name and each[0] != "_"
         ]
-        entries = [_entry(name, each, getattr(module, each)) for each in public]
-        listed = "\n".join(entry for entry in entries if entry)
+        parts = {each: getattr(module, each) for each in public}
+        fresh = {each: part for each, part in parts.items() if id(part) not in described}
+        described |= {id(part) for part in fresh.values()}
+        listed = "\n".join(filter(None, (_entry(name, each, part) for each, part in fresh.items())))
         (folder / f"{name}.rst").write_text(f"{title}\n{'=' * len(title)}\n\n.. py:module:: {name}\n\n{listed}")
 
 

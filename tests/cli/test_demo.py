@@ -1,67 +1,82 @@
-"""`skyformer demo`: two runs, a table and files that agree with them, and nothing trained twice."""
+"""`skyformer demo`: the authors' outputs, timings and two trainings, with files and words that agree with them."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from skyformer.studies.demo import typical_step
-from skyformer.training import open_run, sweeps
-from skyformer.training.metrics import MetricRow
+from skyformer.errors import TrainingError
+from skyformer.studies import demo
+from skyformer.studies.demo import SYMBOLS, Training, compare_with_authors, sequences, time_attentions, train
 from tests.cli.conftest import CommandLine
-from tests.training.in_process import InProcess
-
-SMALL = [
-    *("--steps", "4", "--set", "task.limit=48", "--set", "task.max_length=64", "--set", "loop.eval_every=2"),
-    *("--set", "model.dim=16", "--set", "hardware.threads=1"),
-]
+from tests.helpers import authors_outputs
 
 
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    monkeypatch.setattr(sweeps, "LocalExecutor", InProcess)
+def test_the_whole_demo(skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("skyformer.report.figures.FORMATS", ("svg",))
-    return CommandLine(monkeypatch, capsys, "demo")
-
-
-def test_both_are_trained_and_compared(
-    demo: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    tmp_path = tmp_path / "my runs"
-    done = demo("--output", tmp_path, *SMALL)
+    monkeypatch.setattr(demo, "TEST_SEQUENCES", 16)
+    folder = tmp_path / "my run"
+    done = skyformer("demo", "--output", folder, "--seconds", 1, "--longest", 1024, "--length", 64, "--threads", 1)
     assert done.code == 0, done.errors
-    figures = json.loads((tmp_path / "demo.json").read_text())
-    assert [run["attention"] for run in figures["runs"]] == ["skyformer", "softmax"]
-    for figure in figures["runs"]:
-        result = open_run(figure["run"], tmp_path / "runs").result
-        assert result is not None
-        assert figure["test_accuracy"] == result.test_accuracy
-        assert [point["step"] for point in figure["dev_curve"]] == [2, 4]
-        assert f"{100 * result.test_accuracy:.2f}" in done.output
-        assert figure["milliseconds_per_step"] > 0
-    assert "up to 64 tokens are short" in " ".join(done.output.split())
-    (advised,) = [line.partition("skyformer evaluate ")[2] for line in done.output.splitlines() if "evaluate" in line]
-    evaluated = CommandLine(monkeypatch, capsys, "evaluate")(*shlex.split(advised))
-    assert evaluated.code == 0, evaluated.errors
-    assert 0.1 <= figures["chance"] < 0.6
-    assert "reduced" in done.output
-    assert {file.name for file in tmp_path.glob("demo.*")} == {"demo.json", "demo.svg"}
-
-    finished = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")}
-    again = demo("--output", tmp_path, *SMALL)
-    assert again.code == 0
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/result.json")} == finished
+    assert {file.name for file in folder.iterdir()} == {"demo.json", "speed.svg", "training.svg"}
+    stored = json.loads((folder / "demo.json").read_text())
+    assert [timing["attention"] for timing in stored["timings"]] == ["softmax", "kernelized", "skyformer"]
+    assert all(timing["seconds"] > 0 for timing in stored["timings"])
+    assert [each["attention"] for each in stored["trainings"]] == ["skyformer", "softmax"]
+    for each in stored["trainings"]:
+        assert f"{each['steps']:,}" in done.output
+        assert f"{100 * each['test_accuracy']:.0f} %" in done.output
+    for words in ("1. Correct", "2. Fast", "3. Worth it", "What this showed", "figures:", "next: skyformer bench"):
+        assert words in done.output
 
 
-def test_a_stall_does_not_count_in_the_time_of_a_step() -> None:
-    """Steps of 2, 50, 2 and 3 seconds; an evaluation of 7 between them is no step."""
-    rows = [
-        *(MetricRow(step, "train", 1.0, 0.5, 1e-3, seconds) for step, seconds in ((10, 20.0), (20, 520.0))),
-        MetricRow(20, "dev", 1.0, 0.5, None, 527.0),
-        *(MetricRow(step, "train", 1.0, 0.5, 1e-3, seconds) for step, seconds in ((30, 547.0), (40, 577.0))),
-    ]
-    assert typical_step(rows) == pytest.approx(2.5)
-    assert typical_step(rows[2:3]) is None
+def test_the_stored_outputs_are_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = load_file(Path(demo.__file__).parent / "authors.safetensors")
+    reference = authors_outputs("padded")[0]
+    assert all(torch.equal(tensor, reference[name]) for name, tensor in stored.items())
+    assert {"softmax.out", "kernelized.out", "skyformer.out"} < stored.keys()
+    errors = compare_with_authors()
+    assert 0 < max(errors.values()) < 1e-5
+    monkeypatch.setattr(demo, "softmax_attention", lambda query, key, value, key_mask: 1.01 * value)
+    with pytest.raises(TrainingError, match="softmax differs from the authors' output"):
+        compare_with_authors()
+
+
+def test_slow_attentions_are_left_out_of_longer_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quadratic time is foreseen: 3 s at 1,000 tokens are 12 s at 2,000."""
+    taken = {"softmax": 3.0, "kernelized": 2.0, "skyformer": 9.0}
+    functions = {function: name for name, function in demo.ATTENTIONS.items()}
+    monkeypatch.setattr(demo, "_measure_step", lambda function, length: (taken[functions[function]], length))
+    found = {(each.attention, each.length): each.seconds for each in time_attentions((1000, 2000), limit=10.0)}
+    assert found["softmax", 2000] is None
+    assert found["kernelized", 2000] == 2.0
+    assert found["skyformer", 2000] == 9.0
+
+
+def test_the_answer_is_the_most_frequent_symbol() -> None:
+    tokens, answer = sequences(20, 4096, torch.Generator().manual_seed(0))
+    assert tokens.shape == (20, 4096)
+    assert (tokens[:, 0] == SYMBOLS).all()
+    counts = torch.stack([row.bincount(minlength=SYMBOLS) for row in tokens[:, 1:]])
+    assert torch.equal(counts.argmax(1), answer)
+
+
+def test_a_model_learns_and_time_is_counted() -> None:
+    """With one thread and short sequences; the running accuracy rises from chance."""
+    seen: list[tuple[float, int, float]] = []
+    done = train("skyformer", 2.5, length=128, report=lambda *progress: seen.append(progress))
+    assert done.seconds[-1] >= 2.5
+    assert [progress[0] for progress in seen] == list(done.seconds)
+    assert max(done.accuracies) > 0.3 > done.accuracies[0] / 2
+
+
+def test_above_chance_and_time_to_an_accuracy() -> None:
+    training = Training("softmax", (1.0, 2.0, 3.0), (0.2, 0.8, 0.7), 30, 0.14)
+    assert not training.above_chance
+    assert Training("softmax", (), (), 30, 0.3).above_chance
+    assert training.seconds_until(0.75) == 2.0
+    assert training.seconds_until(0.9) is None

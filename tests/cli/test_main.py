@@ -74,7 +74,6 @@ def test_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("bench attention --lengths 0", "--lengths must be at least 1; got 0"),
         ("bench attention --dtype int8", "known: bfloat16, float16, float32, float64"),
         ("study dimension --render --output no/such/folder", "run the command without --render first"),
-        ("demo --output new --attention skyfromer", "Did you mean 'skyformer'?"),
         ("data prepare listop", "Did you mean 'listops'?"),
         ("data prepare image --max-length 100", "must be left out for image"),
         ("data prepare all --from .", "each task separately"),

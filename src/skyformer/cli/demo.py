@@ -1,25 +1,25 @@
-"""`skyformer demo`: compare attentions on a small task in a few minutes."""
+"""`skyformer demo`: what Skyformer is for, measured on this machine in less than three minutes."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyformer.cli import completion
-from skyformer.cli.options import Overrides, split_names
+from skyformer.cli.output import say
+
+if TYPE_CHECKING:
+    from skyformer.studies.demo import Timing, Training
 
 _EXAMPLES = """
 Examples:
 
 skyformer demo
 
-skyformer demo --attention skyformer,performer,softmax --output results/three
+skyformer demo --seconds 120 --output results/longer  # train for longer
 
-skyformer demo --steps 100 --set task.limit=1000  # a quick look, too short to learn much
+skyformer demo --seed 1 --threads 4
 """
 
 
@@ -29,35 +29,99 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", help="Folder for data, runs, results and figure.", metavar="FOLDER")
-    ] = Path("results/run"),
-    attentions: Annotated[
-        str,
-        typer.Option(
-            "--attention", help="Attentions to compare, comma-separated.", autocompletion=completion.attentions
-        ),
-    ] = "skyformer,softmax",
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps (default: the preset's).")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed for weights and batches.")] = 0,
-    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option("--output", help="Folder for results and figures.", metavar="FOLDER")] = Path(
+        "results/run"
+    ),
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Training time of each model.")] = 45.0,
+    longest: Annotated[int, typer.Option("--longest", min=1024, help="Longest sequence to time.")] = 65536,
+    length: Annotated[int, typer.Option("--length", min=16, help="Sequence length of the training.")] = 4096,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and sequences.")] = 0,
 ) -> None:
-    """Train attentions on short ListOps, which is generated here, and compare accuracy, time and memory.
+    """Compare outputs with the authors' code, time attention, and train Skyformer and softmax for the same time."""
+    import torch
 
-    Each run has its own process. Run the same command again to resume; finished runs are not trained again.
-    """
-    from skyformer.report.progress import display
-    from skyformer.report.tables import print_table
-    from skyformer.studies.demo import plan_demo, run_demo
+    from skyformer.studies.demo import LENGTHS, SYMBOLS, compare_with_authors, time_attentions, train, write_files
 
-    configs = plan_demo(split_names(attentions), steps, seed, overrides or [])
-    names = " and ".join(config.model.attention for config in configs)
-    typer.echo(f"generating data and training {names}, {configs[0].loop.last_step:,} steps each, in {output}")
-    with display() as progress:
-        comparison = run_demo(configs, output, progress)
-    files = comparison.write(" ".join(["skyformer", *sys.argv[1:]]), output)
-    print_table(comparison.table())
-    typer.echo(f"results: {', '.join(map(str, files))}")
-    folder = comparison.runs[0].run.folder
-    again = shlex.join(["skyformer", "evaluate", str(folder), "--data-dir", str(output / "data")])
-    typer.echo(f"evaluate a trained model with: {again}")
+    torch.set_num_threads(threads)
+    errors = compare_with_authors()
+    found = ", ".join(f"{name} {error:.0e}" for name, error in errors.items())
+    say(f"1. Correct: relative errors against the outputs of the authors' code: {found}\n")
+
+    say("2. Fast: attention alone, forward and backward, 2 heads of 32 (softmax is PyTorch's SDPA)")
+    say(f"{'tokens':>9} {'attention':<11} {'seconds':>9} {'softmax / it':>13} {'memory MB':>10}")
+    timings: list[Timing] = []
+    for timing in time_attentions([each for each in LENGTHS if each <= longest]):
+        timings.append(timing)
+        say(_timing_line(timing, timings))
+
+    say(
+        f"\n3. Worth it: the same model trained for {seconds:g} s with each attention on sequences of {length:,} tokens"
+    )
+    say(f"   Which of {SYMBOLS} symbols is the most frequent? Only the output at the first position is read.")
+    trainings = [
+        train(name, seconds, length=length, seed=seed, report=_Reporter(name, seconds / 6))
+        for name in ("skyformer", "softmax")
+    ]
+    files = write_files(errors, timings, trainings, threads, length, output)
+    say(f"\n{_verdict(errors, timings, trainings, seconds, length)}")
+    say(f"\nfigures: {', '.join(str(file) for file in files if file.suffix == '.png')}; numbers: {files[0]}")
+    say("next: skyformer bench attention  # all lengths with repetitions, or docs/getting_started.md to use it in code")
+
+
+def _timing_line(timing: Timing, timings: list[Timing]) -> str:
+    start = f"{timing.length:>9,} {timing.attention:<11}"
+    if timing.seconds is None or timing.added_bytes is None:
+        return f"{start} {'not run: would take more than 10 s':>9}"
+    ratio = _speedup(timing, timings)
+    shown = f"{'-' if ratio is None else f'{ratio:.1f}x':>13}"
+    return f"{start} {timing.seconds:>9.4f} {shown} {timing.added_bytes / 1e6:>10,.0f}"
+
+
+def _speedup(timing: Timing, timings: list[Timing]) -> float | None:
+    """The time of softmax attention at the same length divided by this one; None if either was not run."""
+    softmax = next((t for t in timings if t.length == timing.length and t.attention == "softmax"), None)
+    if softmax is None or softmax.seconds is None or timing.seconds is None:
+        return None
+    return softmax.seconds / timing.seconds
+
+
+class _Reporter:
+    """Prints the running accuracy every few seconds."""
+
+    def __init__(self, name: str, every: float) -> None:
+        self.name, self.every, self.next = name, every, every
+
+    def __call__(self, seconds: float, steps: int, accuracy: float) -> None:
+        if seconds >= self.next:
+            self.next += self.every
+            say(f"   {self.name:<10} {seconds:5.1f} s  {steps:>5,} steps  accuracy {100 * accuracy:5.1f} %")
+
+
+def _verdict(
+    errors: dict[str, float], timings: list[Timing], trainings: list[Training], seconds: float, length: int
+) -> str:
+    """What was shown, in words."""
+    from skyformer.studies.demo import CHANCE, TEST_SEQUENCES
+
+    ours, softmax = trainings
+    compared = [t for t in timings if t.attention == "skyformer" and _speedup(t, timings) is not None]
+    last, longest = compared[-1], next(t for t in reversed(timings) if t.attention == "skyformer")
+    speedup = _speedup(last, timings)
+    lines = [
+        "What this showed:",
+        f"- Outputs agree with the authors' code to {max(errors.values()):.0e}.",
+        f"- At {last.length:,} tokens Skyformer takes 1/{speedup:.0f} of the time of softmax attention; at "
+        f"{longest.length:,} tokens it takes {longest.seconds:.2f} s.",
+        f"- In {seconds:g} s on sequences of {length:,} tokens, Skyformer trained {ours.steps:,} steps and softmax "
+        f"attention {softmax.steps:,}; on {TEST_SEQUENCES} unseen sequences they are right in "
+        f"{100 * ours.test_accuracy:.0f} % and {100 * softmax.test_accuracy:.0f} % (chance: {100 * CHANCE:.0f} %).",
+    ]
+    times = [each.seconds_until(0.75) for each in trainings]
+    if times[0] is not None:
+        theirs = f"softmax attention needed {times[1]:.0f} s" if times[1] is not None else "softmax attention did not"
+        lines.append(f"- Skyformer reached 75 % after {times[0]:.0f} s; {theirs}.")
+    stuck = [each.attention for each in trainings if not each.above_chance]
+    if stuck:
+        lines.append(f"- In this time, {' and '.join(stuck)} did not get above chance; --seconds trains for longer.")
+    return "\n".join(lines)

@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 DEBUG, IMPORT = "--debug", "--import"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRA_OF_COMMAND = {
-    **dict.fromkeys(("demo", "train", "evaluate", "predict", "sweep", "runs"), "train"),
+    **dict.fromkeys(("train", "evaluate", "predict", "sweep", "runs"), "train"),
     "data": "lra",
+    "demo": "cli,model",
+    "report": "report",
     "study": "hf,train",
 }
-_PARTS = {"lra": {"cli", "model"}, "train": {"cli", "lra", "model"}, "hf,train": {"cli", "hf", "lra", "model", "train"}}
+_PARTS = {
+    "cli,model": {"cli", "model"},
+    "lra": {"cli", "model"},
+    "train": {"cli", "lra", "model"},
+    "report": {"cli", "lra", "model", "train"},
+    "hf,train": {"cli", "hf", "lra", "model", "train"},
+}
 """The extras that an extra includes."""
 
 

@@ -1,170 +1,264 @@
-"""The demo: train some attentions on short ListOps and compare accuracy, time and memory."""
+"""The demo: Skyformer is correct (the authors' outputs), fast (attention alone), and worth it (two models, equal time).
+
+The task of the training is generated: which of eight symbols occurs most often in a sequence. The classifier reads only
+the first position, so what it knows about the other tokens has passed through the attention. Every batch is new, so the
+accuracy on a batch before the model has learnt from it is an accuracy on unseen sequences.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from skyformer.errors import TrainingError
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from skyformer.environment import describe_environment
+from skyformer.errors import MissingExtraError, TrainingError
 from skyformer.files import dump_json, write_atomic
-from skyformer.lra.dataset import Task, load_task
-from skyformer.lra.preparation import prepare
-from skyformer.lra.tasks import Split
+from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer.model import SequenceClassifier
+from skyformer.processes import peak_bytes, release_free_memory, reset_peak
 from skyformer.report.figures import Figure, Mark, Panel, Series, draw_figure
-from skyformer.report.progress import Progress
-from skyformer.report.tables import Table, duration, percent
-from skyformer.training.config import RunConfig
-from skyformer.training.metrics import MetricRow
-from skyformer.training.runs import Run, RunResult
-from skyformer.training.sweeps import plan, run_of, sweep
 
-TASK, PRESET = "listops", "short"
-FASTER_FROM = 1024
-"""Sequence length from which Skyformer is faster than softmax attention."""
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+LIMIT_SECONDS = 10.0
+"""An attention is timed up to the last length at which a step takes less than this."""
+LANDMARKS = 128
+TOLERANCE = 1e-5
+
+SYMBOLS, LENGTH, BATCH, LEARNING_RATE = 8, 4096, 4, 1e-3
+CHANCE = 1 / SYMBOLS
+LEAST, MOST = 1.5, 3.0
+"""The most frequent symbol is this many times as probable as each of the others, uniformly between the two."""
+TEST_SEQUENCES, WINDOW = 128, 32
+"""Sequences of the final test, and of the running accuracy during training."""
+
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+ATTENTIONS: dict[str, Function] = {
+    "softmax": F.scaled_dot_product_attention,
+    "kernelized": kernelized_attention,
+    "skyformer": lambda query, key, value: skyformer_attention(query, key, value, num_landmarks=LANDMARKS),
+}
+
+
+def compare_with_authors() -> dict[str, float]:
+    """The relative error of each output against the authors' code, on stored inputs with padding."""
+    try:
+        from safetensors.torch import load
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("safetensors") from error
+    stored = load(resources.files("skyformer.studies").joinpath("authors.safetensors").read_bytes())
+    query, key, value, mask = (stored[name] for name in ("q", "k", "v", "key_mask"))
+    rows = stored["skyformer.landmark_index"]
+    outputs = {
+        "softmax": softmax_attention(query, key, value, key_mask=mask),
+        "kernelized": kernelized_attention(query, key, value, key_mask=mask),
+        "skyformer": skyformer_attention(query, key, value, key_mask=mask, landmarks=rows, gamma=0.1),
+    }
+    real = mask[:, None, :, None]
+    errors = {}
+    for name, out in outputs.items():
+        expected = stored[f"{name}.out"]
+        errors[name] = float((out * real - expected).norm() / expected.norm())
+        if not errors[name] < TOLERANCE:
+            raise TrainingError(f"{name} differs from the authors' output by {errors[name]:.1e}, over {TOLERANCE:.0e}")
+    return errors
 
 
 @dataclass(frozen=True)
-class DemoRun:
-    """A finished run with its result, its evaluations on the dev set and the time per step."""
+class Timing:
+    """A forward and backward step of attention alone: seconds and added bytes, or None if it would take too long."""
 
-    run: Run
-    result: RunResult
-    curve: tuple[MetricRow, ...]
-    milliseconds_per_step: float
+    attention: str
+    length: int
+    seconds: float | None
+    added_bytes: int | None
 
-    @classmethod
-    def of(cls, run: Run) -> DemoRun:
-        assert run.result is not None
-        rows = run.metrics()
-        seconds = typical_step(rows) or 1 / run.result.steps_per_second
-        return cls(run, run.result, tuple(row for row in rows if row.split == Split.DEV), 1000 * seconds)
 
-    @property
-    def megabytes(self) -> float:
-        return (self.result.peak_memory_bytes or 0) / 1e6
+def time_attentions(lengths: Sequence[int] = LENGTHS, limit: float = LIMIT_SECONDS) -> Iterator[Timing]:
+    """Each attention at each length, on 2 heads of 32; one is left out as soon as it would take more than `limit`."""
+    last: dict[str, tuple[int, float]] = {}
+    for length in lengths:
+        for name, attention in ATTENTIONS.items():
+            before = last.get(name)
+            # The exact attentions take time quadratic in the length.
+            growth = 1 if before is None or name == "skyformer" else (length / before[0]) ** 2
+            if before is not None and before[1] * growth > limit:
+                yield Timing(name, length, None, None)
+                continue
+            seconds, added = _measure_step(attention, length)
+            last[name] = (length, seconds)
+            yield Timing(name, length, seconds, added)
+
+
+def _measure_step(attention: Function, length: int) -> tuple[float, int]:
+    """The seconds of the fastest of three steps, or of one slow step, and the bytes that the first one added."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, 2, length, 32, generator=generator, requires_grad=True) for _ in ("query", "key", "value")
+    )
+
+    def step() -> float:
+        start = time.perf_counter()
+        attention(query, key, value).sum().backward()
+        return time.perf_counter() - start
+
+    if length <= 2048:
+        step()  # the first call of a process prepares things that later ones reuse
+    query.grad = key.grad = value.grad = None
+    gc.collect()
+    release_free_memory()
+    before = reset_peak()
+    seconds = [step()]
+    added = max(0, peak_bytes() - before)
+    while len(seconds) < 3 and seconds[0] < 1.0:
+        seconds.append(step())
+    return min(seconds), added
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Runs that differ only in the attention; `chance` is the share of the most common label in the test set."""
+class Training:
+    """A model trained for some seconds: the running accuracy over time, and the accuracy on sequences never seen."""
 
-    runs: tuple[DemoRun, ...]
-    chance: float
-    longest: int
+    attention: str
+    seconds: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    steps: int
+    test_accuracy: float
 
     @property
-    def note(self) -> str:
-        return self.runs[0].result.note
+    def above_chance(self) -> bool:
+        """Whether a guess would reach the accuracy with a probability far below one in a thousand."""
+        deviation = (CHANCE * (1 - CHANCE) / TEST_SEQUENCES) ** 0.5
+        return self.test_accuracy > CHANCE + 4 * deviation
 
-    def table(self) -> Table:
-        """One row per attention, and one for chance."""
-        header = ["attention", "test accuracy %", "dev accuracy %", "ms per step", "peak memory MB", "total time"]
-        rows = [_cells(run) for run in self.runs]
-        rows.append(["(chance)", percent(self.chance), "", "", "", ""])
-        return Table("", header, rows, "\n".join([self._verdict(), *self._at_this_length(), self.note]))
-
-    def _verdict(self) -> str:
-        """The first attention compared with the last."""
-        ours, theirs = self.runs[0], self.runs[-1]
-        return (
-            f"{ours.result.attention} took {ours.milliseconds_per_step / theirs.milliseconds_per_step:.2f}x the time "
-            f"per step and {ours.megabytes / theirs.megabytes:.2f}x the memory of {theirs.result.attention}."
-        )
-
-    def _at_this_length(self) -> list[str]:
-        if self.longest >= FASTER_FROM or "skyformer" not in {run.result.attention for run in self.runs}:
-            return []
-        return [
-            f"Sequences of up to {self.longest} tokens are short: softmax attention is cheap here. Skyformer is faster "
-            f"from about {FASTER_FROM:,} tokens; measure it on this machine with: skyformer bench attention"
-        ]
-
-    def write(self, command: str, folder: Path) -> list[Path]:
-        """Write demo.json and the figure; returns the files."""
-        content = {
-            "command": command,
-            "environment": asdict(self.runs[0].run.environment),
-            "note": self.note,
-            "chance": self.chance,
-            "runs": [_record(run) for run in self.runs],
-        }
-        file = folder / "demo.json"
-        write_atomic(file, dump_json(content))
-        return [file, *draw_figure(self._figure(), folder)]
-
-    def _figure(self) -> Figure:
-        curves = [_accuracy_series(run) for run in self.runs]
-        end = max(x for series in curves for x in series.x)
-        chance = Series("chance", [0, end], [100 * self.chance] * 2, mark=Mark.DASHED)
-        panels = [
-            Panel("accuracy", "training time (s)", "dev accuracy (%)", [*curves, chance]),
-            self._bars("time per step", "ms", [run.milliseconds_per_step for run in self.runs]),
-            self._bars("peak memory", "MB", [run.megabytes for run in self.runs]),
-        ]
-        return Figure("demo", f"short ListOps; {self.note}", panels)
-
-    def _bars(self, title: str, unit: str, values: Sequence[float]) -> Panel:
-        names = [run.result.attention for run in self.runs]
-        bars = [Series(name, [x], [y], mark=Mark.BARS) for x, (name, y) in enumerate(zip(names, values, strict=True))]
-        return Panel(title, "", unit, bars)
+    def seconds_until(self, accuracy: float) -> float | None:
+        """When the running accuracy first reached `accuracy`; None if it never did."""
+        reached = (s for s, a in zip(self.seconds, self.accuracies, strict=True) if a >= accuracy)
+        return next(reached, None)
 
 
-def _cells(run: DemoRun) -> list[str]:
-    result = run.result
-    accuracies = [percent(result.test_accuracy), percent(result.dev_accuracy)]
-    costs = [f"{run.milliseconds_per_step:.1f}", f"{run.megabytes:,.0f}", duration(result.seconds)]
-    return [result.attention, *accuracies, *costs]
+class FirstPosition(nn.Module):
+    """Pooling that reads the output at the first position only."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x[:, 0]
 
 
-def _record(run: DemoRun) -> dict[str, Any]:
-    curve = [asdict(row) for row in run.curve]
-    numbers = {"milliseconds_per_step": run.milliseconds_per_step, "dev_curve": curve}
-    return {**run.result.model_dump(mode="json"), **numbers}
+def sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens int64 (count, length), a question mark and then symbols, and the most frequent symbol (count,)."""
+    answer = torch.randint(SYMBOLS, (count,), generator=generator)
+    weights = torch.ones(count, SYMBOLS)
+    margin = LEAST + (MOST - LEAST) * torch.rand(count, 1, generator=generator)
+    weights.scatter_(1, answer[:, None], margin)
+    symbols = torch.multinomial(weights, length - 1, replacement=True, generator=generator)
+    return torch.cat([torch.full((count, 1), SYMBOLS), symbols], 1), answer
 
 
-def _accuracy_series(run: DemoRun) -> Series:
-    return Series(run.result.attention, [row.seconds for row in run.curve], [100 * row.accuracy for row in run.curve])
-
-
-def typical_step(rows: Sequence[MetricRow]) -> float | None:
-    """Seconds per step: the median between two log points, so that a pause of the machine does not count.
-
-    Evaluations are log points too, so their time does not count either. None if there is no log point of training.
-    """
-    intervals, step, seconds = [], 0, 0.0
-    for row in rows:
-        if row.split == Split.TRAIN and row.step > step:
-            intervals.append((row.seconds - seconds) / (row.step - step))
-        step, seconds = row.step, row.seconds
-    return statistics.median(intervals) if intervals else None
-
-
-def plan_demo(attentions: Sequence[str], steps: int | None, seed: int, overrides: Sequence[str]) -> list[RunConfig]:
-    """The configs of the demo; another number of steps keeps the warm-up at a tenth of them."""
-    warmup = [] if steps is None else [f"optim.warmup_steps={max(1, steps // 10)}"]
-    return plan([TASK], attentions, [seed], PRESET, [*warmup, *overrides], steps)
-
-
-def run_demo(configs: Sequence[RunConfig], output: Path, progress: Progress | None = None) -> Comparison:
-    """Prepare the data in `output`/data, train in `output`/runs what is not trained yet, and compare.
+def train(
+    attention: str,
+    seconds: float,
+    *,
+    length: int = LENGTH,
+    seed: int = 0,
+    report: Callable[[float, int, float], None] = lambda *_: None,
+) -> Training:
+    """Train a classifier with one layer for `seconds` of its own steps; the same settings for every attention.
 
     Args:
-        configs: from `plan_demo`.
+        report: is given the seconds, the steps and the running accuracy after every step.
     """
-    data_dir, runs_dir = output / "data", output / "runs"
-    task = _prepare(configs[0], data_dir)
-    for outcome in sweep(configs, runs_dir=runs_dir, data_dir=data_dir, progress=progress):
-        if outcome.result is None:
-            raise TrainingError(f"{outcome.config.run_name()} {outcome}")
-    counts = task.manifest.splits[Split.TEST].label_counts
-    runs = tuple(DemoRun.of(run_of(config, runs_dir)) for config in configs)
-    return Comparison(runs, max(counts) / sum(counts), configs[0].task.longest)
+    torch.manual_seed(seed)
+    model = SequenceClassifier(
+        vocab_size=SYMBOLS + 1,
+        num_classes=SYMBOLS,
+        max_length=length,
+        attention=attention,
+        attention_options={"num_landmarks": LANDMARKS} if attention == "skyformer" else {},
+        num_layers=1,
+        dropout=0.0,
+    )
+    model.pool = FirstPosition()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    generator = torch.Generator().manual_seed(seed)
+    right: list[bool] = []
+    times, accuracies, spent, steps = [], [], 0.0, 0
+    while spent < seconds:
+        tokens, answer = sequences(BATCH, length, generator)
+        start = time.perf_counter()
+        logits = model(tokens)
+        loss = F.cross_entropy(logits, answer)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        spent, steps = spent + time.perf_counter() - start, steps + 1
+        right += (logits.argmax(-1) == answer).tolist()
+        if len(right) >= WINDOW:
+            times.append(spent)
+            accuracies.append(sum(right[-WINDOW:]) / WINDOW)
+            report(spent, steps, accuracies[-1])
+    return Training(attention, tuple(times), tuple(accuracies), steps, _test(model, length))
 
 
-def _prepare(config: RunConfig, data_dir: Path) -> Task:
-    name, seed, limit, length = config.task.name, config.task.data_seed, config.task.limit, config.task.max_length
-    prepare(name, data_dir=data_dir, seed=seed, limit=limit, max_length=length)
-    return load_task(name, data_dir, seed=seed, limit=limit, max_length=length)
+def _test(model: SequenceClassifier, length: int) -> float:
+    """The accuracy on sequences that are the same for every model."""
+    tokens, answer = sequences(TEST_SEQUENCES, length, torch.Generator().manual_seed(2**31))
+    model.eval()
+    with torch.no_grad():
+        guesses = torch.cat([model(part).argmax(-1) for part in tokens.split(BATCH)])
+    return float((guesses == answer).float().mean())
+
+
+def speed_figure(timings: Sequence[Timing]) -> Figure:
+    """Seconds and memory against the length."""
+    panels = []
+    for title, label, value in (
+        ("time", "seconds per step", lambda timing: timing.seconds),
+        ("memory", "MB added by a step", lambda timing: timing.added_bytes / 1e6),
+    ):
+        series = []
+        for name in ATTENTIONS:
+            own = [timing for timing in timings if timing.attention == name and timing.seconds is not None]
+            series.append(Series(name, [timing.length for timing in own], [value(timing) for timing in own]))
+        panels.append(Panel(title, "sequence length (tokens)", label, series, x_log=True, y_log=True))
+    note = "Attention alone, forward and backward, 2 heads of 32, float32. softmax is PyTorch's SDPA."
+    return Figure("speed", "Attention alone against the sequence length", panels, note=note)
+
+
+def training_figure(trainings: Sequence[Training], length: int) -> Figure:
+    """The running accuracy against the training time."""
+    series = [
+        Series(each.attention, each.seconds, [100 * accuracy for accuracy in each.accuracies]) for each in trainings
+    ]
+    end = max(each.seconds[-1] for each in trainings if each.seconds)
+    series.append(Series("chance", [0, end], [100 * CHANCE] * 2, mark=Mark.DASHED))
+    title = f"Which of {SYMBOLS} symbols is the most frequent of {length:,}?"
+    panel = Panel("", "training time (s)", f"accuracy on the last {WINDOW} sequences (%)", series)
+    return Figure("training", title, [panel])
+
+
+def write_files(
+    errors: dict[str, float],
+    timings: Sequence[Timing],
+    trainings: Sequence[Training],
+    threads: int,
+    length: int,
+    folder: Path,
+) -> list[Path]:
+    """Write demo.json and both figures; returns the files."""
+    content = {
+        "environment": asdict(describe_environment(threads)),
+        "errors": errors,
+        "timings": [asdict(timing) for timing in timings],
+        "trainings": [asdict(training) for training in trainings],
+    }
+    file = folder / "demo.json"
+    write_atomic(file, dump_json(content))
+    drawn = [draw_figure(figure, folder) for figure in (speed_figure(timings), training_figure(trainings, length))]
+    return [file, *(each for files in drawn for each in files)]
