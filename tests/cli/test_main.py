@@ -123,7 +123,12 @@ def test_a_missing_package_is_reported_with_its_extra(
 
 @pytest.mark.parametrize(
     ("words", "module", "extra"),
-    [("data list", "pydantic", "lra"), ("study all", "pandas", "hf,train"), ("bench attention", "pandas", "cli")],
+    [
+        ("data list", "pydantic", "lra"),
+        ("study all", "pandas", "hf,train"),
+        ("bench attention", "pandas", "cli"),
+        ("bench steps", "pandas", "train"),
+    ],
 )
 def test_a_command_names_the_extra_that_has_all_it_needs(
     words: str, module: str, extra: str, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch

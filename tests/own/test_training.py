@@ -75,6 +75,8 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
         "predict", run.name, "--input", tmp_path / "out.csv", "--output", tmp_path / "again.csv"
     )
 
+    shown = skyformer("data", "show", data_dir.glob("films-*").__next__().name, "-n", 1).output
+    assert "film," in shown
     # The data can be deleted: it is read again from its file, unless the file has changed.
     shutil.rmtree(data_dir)
     assert skyformer("evaluate", run.name).code == 0

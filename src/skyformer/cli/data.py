@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +17,10 @@ from skyformer.cli.output import say
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, Split
 from skyformer.report.progress import display
+from skyformer.report.tables import visible
 
 if TYPE_CHECKING:
-    from skyformer.lra.dataset import TaskDataset
+    from skyformer.lra.dataset import Task, TaskDataset
     from skyformer.lra.folders import Manifest
     from skyformer.lra.inspection import FolderStatus
     from skyformer.lra.preparation import Prepared
@@ -168,7 +170,14 @@ def verify(
 
 @app.command("show")
 def show(
-    task: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}.", metavar="TASK", autocompletion=completion.task)],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join(TASKS)}, or a folder of own data as `data list` prints it.",
+            metavar="TASK",
+            autocompletion=completion.task,
+        ),
+    ],
     number: Annotated[int, typer.Option("-n", "--number", help="Number of examples, spread over the split.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="The split to take examples from.")] = Split.TRAIN,
     png: Annotated[Path | None, typer.Option("--png", help="Write the images to this PNG file instead.")] = None,
@@ -180,19 +189,24 @@ def show(
 ) -> None:
     """Print examples; images are drawn in the terminal, or written to a PNG file."""
     from skyformer.checks import check_at_least
-    from skyformer.lra.dataset import load_task
+    from skyformer.lra.dataset import load_task, load_variant
+    from skyformer.lra.folders import data_dir_or_default, read_manifest
     from skyformer.lra.inspection import save_images
 
     check_at_least("-n", number, 1)
     _check_length(task, max_length)
-    loaded = load_task(task, data_dir, seed=seed, limit=limit, level=level, max_length=max_length)
+    manifest = None if task in TASKS else read_manifest(data_dir_or_default(data_dir) / task)
+    if manifest is not None and manifest.variant.own is not None:
+        loaded = load_variant(manifest.variant, data_dir)
+    else:
+        loaded = load_task(task, data_dir, seed=seed, limit=limit, level=level, max_length=max_length)
     dataset, side = loaded[split], loaded.spec.image_side
     count = min(number, len(dataset))
     rows = [place * len(dataset) // count for place in range(count)]
     if png is None:
         for row in rows:
             say(_heading(dataset, row, split))
-            typer.echo(_body(dataset, row))
+            typer.echo(_own_body(loaded, dataset, row) if manifest is not None else _body(dataset, row))
     elif side is None:
         raise InputError(f"--png needs a task with images, and {task} has none; leave it out")
     else:
@@ -207,6 +221,16 @@ def _heading(dataset: TaskDataset, row: int, split: Split) -> str:
     return f"{split} {row}: label {label} ({name}), {lengths} tokens, from {dataset.stored.source(row)}"
 
 
+def _own_body(task: Task, dataset: TaskDataset, row: int) -> str:
+    from skyformer.lra.own import TOKENIZER_FOLDER
+    from skyformer.own.encoding import make_encoder
+
+    own = task.manifest.variant.own
+    has_tokenizer = own is not None and own.tokenizer is not None
+    encoder = make_encoder(task.folder / TOKENIZER_FOLDER if has_tokenizer else None)
+    return _excerpts(encoder.decode(symbols) for symbols in dataset.stored.texts(row))
+
+
 def _body(dataset: TaskDataset, row: int) -> str:
     from skyformer.lra.inspection import as_half_blocks, as_letters, as_text
 
@@ -214,7 +238,11 @@ def _body(dataset: TaskDataset, row: int) -> str:
     if side is not None:
         draw = as_half_blocks if sys.stdout.isatty() and "NO_COLOR" not in os.environ else as_letters
         return draw(dataset.stored.tokens[row].reshape(side, side)) + "\n"
-    texts = (as_text(symbols, dataset.spec) for symbols in dataset.stored.texts(row))
+    return _excerpts(as_text(symbols, dataset.spec) for symbols in dataset.stored.texts(row))
+
+
+def _excerpts(texts: Iterable[str]) -> str:
     return "\n".join(
-        (text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]} ...") + "\n" for text in texts
+        visible(text if len(text) <= _LONGEST_EXCERPT else f"{text[:_LONGEST_EXCERPT]} ...", lines=True) + "\n"
+        for text in texts
     )

@@ -31,6 +31,8 @@ _EXTRA_OF_COMMAND = {
     "demo": "cli,model",
     "report": "report",
     "study": "hf,train",
+    **dict.fromkeys(("bench conversion", "bench huggingface"), "hf,train"),
+    **dict.fromkeys(("bench data", "bench steps", "bench training"), "train"),
 }
 _PARTS = {
     "cli,model": {"cli", "model"},
@@ -128,8 +130,9 @@ def _run(arguments: list[str]) -> None:
         missing = error if isinstance(error, MissingExtraError) else missing_extra(error)
         if missing is None:
             raise
-        command = next((argument for argument in arguments if not argument.startswith("-")), "")
-        extra = _EXTRA_OF_COMMAND.get(command, "")
+        words = [argument for argument in arguments if not argument.startswith("-")]
+        names = (" ".join(words[:count]) for count in (2, 1))
+        extra = next((_EXTRA_OF_COMMAND[name] for name in names if name in _EXTRA_OF_COMMAND), "")
         if EXTRA_OF_MODULE.get(missing.package) in _PARTS.get(extra, ()):
             missing = MissingExtraError(missing.package, extra)
         raise missing from error

@@ -127,12 +127,12 @@ class DataOptions:
         if self.data is not None and self.level is not None:
             raise InputError("--level is for pathfinder only; leave it out with --data")
 
-    def prepare(self, data_dir: Path | None) -> Prepared:
+    def prepare(self, data_dir: Path | None, *, quiet: bool = False) -> Prepared:
         """Prepare the own data, and say what it contains."""
         from skyformer.own.preparation import describe, own_data
         from skyformer.report.progress import display
 
-        with display() as progress:
+        with display(quiet=quiet) as progress:
             prepared = own_data(
                 self.data,
                 dev=self.dev,
@@ -146,5 +146,6 @@ class DataOptions:
                 data_dir=data_dir,
                 progress=progress,
             )
-        say(describe(prepared), err=True)
+        if not quiet:
+            say(describe(prepared), err=True)
         return prepared

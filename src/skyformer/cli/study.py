@@ -6,6 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,14 @@ import typer
 from skyformer.cli.index import StudyCommand, StudyOption, read_index
 from skyformer.cli.options import THREADS
 from skyformer.cli.output import say
-from skyformer.errors import DataError, InterruptedRunError, MissedTargetError, SkyformerError, missing_extra
+from skyformer.errors import (
+    DataError,
+    InterruptedRunError,
+    MissedTargetError,
+    MissingExtraError,
+    SkyformerError,
+    missing_extra,
+)
 from skyformer.report.progress import display
 
 if TYPE_CHECKING:
@@ -127,6 +135,8 @@ def _run_and_show(study: Study[Any, Any, Any], folder: Path, threads: int | None
     from skyformer.studies.record import record_path
     from skyformer.studies.run import run_study
 
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib")  # now, not after hours of measuring
     path = record_path(study.name, folder)
     threads = threads or max(1, torch.get_num_threads() // jobs)
     if path.exists() and not fresh:

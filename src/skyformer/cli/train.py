@@ -199,7 +199,7 @@ def train(
     if data is not None and (resume or config):
         raise InputError(f"{'--resume' if resume else '--config'} has its data already; leave out --data")
     run = None if resume is None else _run_to_resume(resume, runs_dir, chosen, config)
-    settings = _settings(chosen, config, source, data_dir) if run is None else run.config
+    settings = _settings(chosen, config, source, data_dir, no_progress) if run is None else run.config
     if show_config:
         typer.echo(to_yaml(settings), nl=False)
         return
@@ -215,7 +215,9 @@ def train(
         say(_result_line(result, folder))
 
 
-def _settings(chosen: _Chosen, config: Path | None, source: DataOptions, data_dir: Path | None) -> RunConfig:
+def _settings(
+    chosen: _Chosen, config: Path | None, source: DataOptions, data_dir: Path | None, quiet: bool
+) -> RunConfig:
     """The settings of a new run."""
     from skyformer.training.config import from_yaml
     from skyformer.training.presets import change_config, load_preset
@@ -233,7 +235,7 @@ def _settings(chosen: _Chosen, config: Path | None, source: DataOptions, data_di
             "--resume RUN"
         )
     return load_preset(
-        chosen.task or source.prepare(data_dir),
+        chosen.task or source.prepare(data_dir, quiet=quiet),
         chosen.preset,
         attention=chosen.attention,
         overrides=chosen.overrides,

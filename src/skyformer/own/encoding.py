@@ -24,6 +24,9 @@ class Encoder(Protocol):
 
     def __call__(self, texts: Sequence[str]) -> list[Symbols]: ...
 
+    def decode(self, symbols: Symbols) -> str:
+        """The text of symbols, for showing it."""
+
     def save(self, folder: Path) -> None:
         """Write what is needed to encode the same way later."""
 
@@ -38,6 +41,9 @@ class Bytes:
 
     def __call__(self, texts: Sequence[str]) -> list[Symbols]:
         return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
+
+    def decode(self, symbols: Symbols) -> str:
+        return symbols.tobytes().decode(errors="replace")
 
     def save(self, folder: Path) -> None:
         pass
@@ -69,6 +75,9 @@ class Tokenizer:
         kind = symbol_type(self.num_symbols)
         encoded = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.array(ids, kind) for ids in encoded["input_ids"]]
+
+    def decode(self, symbols: Symbols) -> str:
+        return str(self._tokenizer.decode(symbols.tolist()))
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)

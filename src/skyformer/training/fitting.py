@@ -24,8 +24,8 @@ GPU_CORES = 64
 """A GPU counts as this many cores: an assumption, not measured. A budget only decides the number of steps."""
 _BATCH = 32
 _FEWEST_STEPS_PER_EPOCH = 20
-_EVALUATIONS = 20
-_MOST_DEV_EXAMPLES = 5_000
+_EVALUATIONS = 10
+_FEWEST_DEV_EXAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def fitting_settings(task: Task, preset: str, cores: int | None = None) -> dict[
     epochs = min(max(cores * budget.tokens / tokens_per_epoch, budget.least_epochs), budget.most_epochs)
     steps = max(2 * _FEWEST_STEPS_PER_EPOCH, math.ceil(epochs * len(lengths) / batch))
     every = max(1, steps // _EVALUATIONS)
+    # An evaluation reads at most half as many examples as the training since the last one.
+    dev_limit = max(_FEWEST_DEV_EXAMPLES, every * batch // 2)
     return {
         "task": {"max_length": longest},
         "model": {"features": fitting_features(longest)},
@@ -69,7 +71,7 @@ def fitting_settings(task: Task, preset: str, cores: int | None = None) -> dict[
             "batch_size": batch,
             "eval_every": every,
             "eval_batch_size": 2 * batch,
-            "dev_limit": _MOST_DEV_EXAMPLES if len(task.dev) > _MOST_DEV_EXAMPLES else None,
+            "dev_limit": dev_limit if len(task.dev) > dev_limit else None,
             "checkpoint_every": every,
             "log_every": max(1, steps // 100),
             "keep_after": 0.0,
