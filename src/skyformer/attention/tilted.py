@@ -7,8 +7,11 @@ Neighbouring queries look at much the same keys. With mu the scaled mean of a bl
    p = softmax of T inside the cell, its key is E_p k, its value E_p v, and the entropy H(p) is added to its logit.
    exp(<q, E_p k> + H(p)) is Jensen's lower bound of the cell's sum of exponentials, with equality at q = mu.
 3. One softmax over num_exact + num_cells keys gives each output of the block, a convex combination of values.
-4. The slope adds the first-order change of the cells' values with the query: w_i (q_i - mu) M, with w_i the weight that
-   query i gives to cells, M = sum_j a_j (k_j - k_cell(j)) v_j^T and a the tilted weights averaged over the blocks.
+4. The slope corrects for the distance of a query from mu, u_i = q_i - mu. To first order the values of cells change:
+   sum_r w_ir u_i M_r is added, with w_ir the weight that query i gives to the r-th quarter of the cells, M_r = sum_j
+   a_j (k_j - k_cell(j)) v_j^T over the keys of that quarter, and a the tilted weights averaged over the blocks. To
+   second order their weights change: the logit of a cell gains h_i Var(cell), its variance over all u, where h_i is half
+   the square of u_i in the metric of the mean covariance in cells, divided by its mean.
 
 (All scores are multiplied by `scale`.) Cost per query: num_blocks + num_exact + num_cells scores at any length.
 docs/tilted.md derives this and says what it cannot do.
@@ -51,6 +54,8 @@ _NUMBERS_AT_ONCE = 2**20
 
 _RIDGE = 1e-4
 _WIDTH_MULTIPLE = 8
+_GROUPS = 4
+"""Groups of cells with a slope of their own."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,8 @@ def tilted_attention(
         key_mask: bool (B, S), True = attend.
         query_mask: bool (B, L), True = a real query; `key_mask` by default when L == S.
         is_causal: not supported, because a block of queries shares its exact keys and cells.
-        slope: add the first-order change of the cells with the query; a third less error for little time.
+        slope: correct the values and weights of cells for the distance of a query from its block's mean; half the error
+            for little time.
         ordered: whether neighbouring queries resemble each other, as in text; otherwise blocks are made of near ones.
         scale: factor of the scores; P ** -0.5 by default.
         kernel: "softmax", or "gaussian" for Kernelized Attention.
@@ -244,26 +250,91 @@ def _attend_part(
     inputs: _Scaled, blocks: Parts, cells: Parts, short: _Short | None, plan: TiltedPlan, slope: bool
 ) -> Tensor:
     """Tilted attention of some heads, given their blocks and cells."""
-    scale, head_dim, value_dim = inputs.scale, inputs.query.shape[-1], inputs.value.shape[-1]
+    columns = _Columns.of(inputs, plan)
     q = blocks.take(inputs.query)
-    mu = scale * blocks.mean(q)
-    rows = _join_keys_and_values(inputs)
-    width = rows.shape[-1] // 2
+    mu = inputs.scale * blocks.mean(q)
+    u, spread = _around_mean(inputs.scale * q, mu, blocks)
+    rows = columns.join(inputs, spread)
     kv = cells.take(rows)
     T, exact = _tilt(kv, mu, cells, short, plan)
     p = T.softmax(3)
     # The log of the sum of exponentials, without computing them again: T_j - log p_j is the same for every key j.
     log_weight = (T.amax(3) - p.amax(3).log()).mT
     cell = (p.mT @ kv).transpose(2, 3)
-    entropy = log_weight.unsqueeze(-1) - cell[..., :head_dim] @ mu.unsqueeze(-1)
-    cell = _replace_columns(cell, {head_dim: entropy, width + value_dim: torch.ones_like(entropy)})
-    attended = torch.cat([_take_blocks(rows, exact), cell], 3)
-    out, cell_weight = _attend_blocks(q, attended[..., :width], attended[..., width:], inputs)
-    if slope:
-        M = _slope_matrix(p, kv[..., :head_dim], kv[..., width : width + value_dim], log_weight, blocks)
-        change = (scale * q - mu.unsqueeze(3)) @ M.unsqueeze(2)
-        out = out + cell_weight * _within_value_range(change, inputs)
-    return blocks.put_back(out, inputs.query.shape[2])
+    attended = torch.cat([_take_blocks(rows, exact), columns.complete(cell, mu, log_weight, spread)], 3)
+    if not slope:
+        return blocks.put_back(_attend_blocks(q, None, attended, inputs, columns)[0], inputs.query.shape[2])
+    among_keys, with_values = _covariances(p, kv, log_weight, blocks, columns)
+    out, weights = _attend_blocks(q, _bend(u, among_keys, spread), attended, inputs, columns)
+    by_group = (weights.unsqueeze(-1) * u.unsqueeze(4)).flatten(2, 3).flatten(3)
+    change = _within_value_range((by_group @ with_values).view_as(out), weights, inputs)
+    return blocks.put_back(out + change, inputs.query.shape[2])
+
+
+def _around_mean(q: Tensor, mu: Tensor, blocks: Parts) -> tuple[Tensor, Tensor]:
+    """u = q - mu (B, H, blocks, b, P), zero in empty slots, and the mean of u^T u over all queries: (B, H, P, P)."""
+    u = q - mu.unsqueeze(3)
+    count: int | Tensor = u.shape[2] * u.shape[3]
+    if blocks.filled is not None:
+        u = u.masked_fill(~blocks.filled.unsqueeze(-1), 0)
+        count = blocks.filled.sum((2, 3)).clamp(min=1)[..., None, None]
+    flat = u.flatten(2, 3)
+    return u, flat.mT @ flat / count
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Keys and values side by side, so that they are gathered together; both padded to the same, good width.
+
+    A key's half is followed by a bias (EMPTY where masked), the factor of a query's height (one for all real keys), and
+    the factor of a query's bend (zero except for cells); a value's by one column per group of cells that marks those in
+    it, one that marks the null key, and the key's square in the metric of the spread.
+    """
+
+    head_dim: int
+    value_dim: int
+    groups: int
+
+    @staticmethod
+    def of(inputs: _Scaled, plan: TiltedPlan) -> _Columns:
+        return _Columns(inputs.key.shape[-1], inputs.value.shape[-1], min(_GROUPS, plan.num_cells))
+
+    @property
+    def width(self) -> int:
+        return _WIDTH_MULTIPLE * math.ceil(max(self.head_dim + 3, self.value_dim + self.groups + 2) / _WIDTH_MULTIPLE)
+
+    def join(self, inputs: _Scaled, spread: Tensor) -> Tensor:
+        """The rows of all keys and values: (B, H, S, 2 width)."""
+        key, value, mask = inputs.key, inputs.value, inputs.key_mask
+        zero = key.new_zeros(()).expand(*key.shape[:3], 1)
+        bias = -0.5 * inputs.scale * key.square().sum(-1, keepdim=True) if inputs.gaussian else zero
+        if mask is not None:
+            bias = bias.masked_fill(~mask[:, None, :, None], EMPTY)
+        square = ((key @ spread) * key).sum(-1, keepdim=True)
+        return self._cat(key, bias, zero, value, zero.expand(*key.shape[:3], self.groups), square)
+
+    def complete(self, cell: Tensor, mu: Tensor, log_weight: Tensor, spread: Tensor) -> Tensor:
+        """The rows of pseudo keys from the means (B, H, blocks, cells, 2 width) of their keys' rows."""
+        key, value = cell[..., : self.head_dim], cell[..., self.width : self.width + self.value_dim]
+        entropy = log_weight.unsqueeze(-1) - key @ mu.unsqueeze(-1)
+        square = ((key @ spread.unsqueeze(2)) * key).sum(-1, keepdim=True)
+        variance = (cell[..., self._square, None] - square).clamp(0, 1)
+        group = torch.arange(cell.shape[3], device=cell.device) * self.groups // cell.shape[3]
+        marks = F.one_hot(group, self.groups).to(cell).expand(*cell.shape[:4], -1)
+        return self._cat(key, entropy, variance, value, marks, torch.zeros_like(entropy))
+
+    @property
+    def _square(self) -> int:
+        return self.width + self.value_dim + self.groups + 1
+
+    def _cat(self, key: Tensor, bias: Tensor, bend: Tensor, value: Tensor, marks: Tensor, square: Tensor) -> Tensor:
+        one = key.new_ones(()).expand_as(bias)
+        zero = key.new_zeros(()).expand_as(bias)
+        padding, rest = (
+            zero.expand(*bias.shape[:-1], self.width - used)
+            for used in (self.head_dim + 3, self.value_dim + self.groups + 2)
+        )
+        return torch.cat([key, bias, one, bend, padding, value, marks, zero, square, rest], -1)
 
 
 def _query_blocks(inputs: _Scaled, plan: TiltedPlan, ordered: bool) -> Parts:
@@ -335,31 +406,6 @@ def _in_metric_of(x: Tensor, others: Tensor, mask: Tensor | None) -> Tensor:
         return x.detach() @ factor
 
 
-def _join_keys_and_values(inputs: _Scaled) -> Tensor:
-    """Keys and values side by side, so that they are gathered together; both padded to the same, good width. A key has
-    two more features: a bias (EMPTY where masked), and a one."""
-    key, value, mask = inputs.key, inputs.value, inputs.key_mask
-    if inputs.gaussian:
-        bias = -0.5 * inputs.scale * key.square().sum(-1, keepdim=True)
-    else:
-        bias = torch.zeros_like(key[..., :1])
-    if mask is not None:
-        bias = bias.masked_fill(~mask[:, None, :, None], EMPTY)
-    width = _WIDTH_MULTIPLE * math.ceil((max(key.shape[-1], value.shape[-1]) + 2) / _WIDTH_MULTIPLE)
-    padding = key.new_zeros(()).expand(*key.shape[:3], width - key.shape[-1] - 2)
-    rest = key.new_zeros(()).expand(*key.shape[:3], width - value.shape[-1])
-    return torch.cat([key, bias, torch.ones_like(bias), padding, value, rest], -1)
-
-
-def _replace_columns(x: Tensor, columns: Mapping[int, Tensor]) -> Tensor:
-    """x (..., P) with other columns (..., 1), given in ascending order."""
-    pieces, start = [], 0
-    for column, values in columns.items():
-        pieces += [x[..., start:column], values]
-        start = column + 1
-    return torch.cat([*pieces, x[..., start:]], -1)
-
-
 def _tilt(k: Tensor, mu: Tensor, cells: Parts, short: _Short | None, plan: TiltedPlan) -> tuple[Tensor, Tensor]:
     """Scores of the block means with the keys of each cell, EMPTY for those that the block attends to exactly:
     (B, H, cells, slots, blocks); and the rows of the latter, (B, H, blocks, exact)."""
@@ -381,52 +427,71 @@ def _take_blocks(x: Tensor, rows: Tensor) -> Tensor:
     return take_rows(x, rows.flatten(2)).unflatten(2, rows.shape[2:])
 
 
-def _attend_blocks(q: Tensor, keys: Tensor, values: Tensor, inputs: _Scaled) -> tuple[Tensor, Tensor]:
-    """Softmax attention of each block q (B, H, blocks, b, P) over its keys; and the weight of cells for each query.
+def _attend_blocks(
+    q: Tensor, bend: Tensor | None, attended: Tensor, inputs: _Scaled, columns: _Columns
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of each block q (B, H, blocks, b, P) over its rows; and each query's weights of the groups of
+    cells: (B, H, blocks, b, groups).
 
     The bias of a key is a feature that every query multiplies by one, so its gradient comes with the key's. For the
     Gaussian kernel a null key with logit 0 and value 0 joins: its weight is 1 / (1 + sum_j kappa(q_i, k_j)), and
     dividing by it leaves the sum that is not normalised.
     """
-    scale, head_dim, value_dim = inputs.scale, q.shape[-1], inputs.value.shape[-1]
+    scale, value_dim, width = inputs.scale, columns.value_dim, columns.width
     bias = torch.full_like(q[..., :1], 1 / scale)
     height = -0.5 * q.square().sum(-1, keepdim=True) if inputs.gaussian else torch.zeros_like(bias)
-    query = F.pad(torch.cat([q, bias, height], -1), (0, keys.shape[-1] - head_dim - 2))
+    features = [q, bias, height, torch.zeros_like(bias) if bend is None else bend / scale]
+    query = F.pad(torch.cat(features, -1), (0, width - columns.head_dim - 3))
+    null = value_dim + columns.groups
     if inputs.gaussian:
-        null = torch.zeros_like(values[..., :1, :])
-        keys = torch.cat([keys, null], 3)
-        values = torch.cat([values, _replace_columns(null, {value_dim + 1: torch.ones_like(null[..., :1])})], 3)
-    query, keys, values = (x.flatten(0, 1) for x in (query, keys, values))
-    out = F.scaled_dot_product_attention(query, keys, values, scale=scale)
+        row = F.one_hot(torch.tensor(width + null, device=q.device), 2 * width).to(q)
+        attended = torch.cat([attended, row.expand(*attended.shape[:3], 1, -1)], 3)
+    attended = attended.flatten(0, 1)
+    out = F.scaled_dot_product_attention(query.flatten(0, 1), attended[..., :width], attended[..., width:], scale=scale)
     out = out.unflatten(0, q.shape[:2])
     if inputs.gaussian:
-        # Without rounding, the sum of the kernel values is at most the number of keys.
-        out = out / out[..., value_dim + 1, None].clamp(min=1 / (1 + inputs.key.shape[2]))
-    return out[..., :value_dim], out[..., value_dim, None]
+        # Without rounding, the sum of the kernel values is at most the number of keys, and at most e times that with bend.
+        out = out / out[..., null, None].clamp(min=1 / (1 + math.e * inputs.key.shape[2]))
+    return out[..., :value_dim], out[..., value_dim:null]
 
 
-def _slope_matrix(p: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, blocks: Parts) -> Tensor:
-    """M = sum_j a_j (k_j - k_cell) v_j^T / sum_j a_j, with k_cell the mean of a cell's keys under a: (B, H, P, Pv).
+def _covariances(
+    p: Tensor, kv: Tensor, log_weight: Tensor, blocks: Parts, columns: _Columns
+) -> tuple[Tensor, Tensor]:
+    """sum_j a_j (k_j - k_cell) k_j^T over all keys (B, H, P, P), and sum_j a_j (k_j - k_cell) v_j^T / sum_j a_j over each
+    group of cells, one below the other (B, H, groups * P, Pv); k_cell is the mean of a cell's keys under a.
 
-    p: (B, H, cells, slots, blocks). k and v: keys and values by cell. log_weight: (B, H, blocks, cells).
+    p: (B, H, cells, slots, blocks). kv: rows by cell. log_weight: (B, H, blocks, cells).
     """
     share = log_weight.softmax(-1)
     if blocks.filled is not None:
         share = share.masked_fill(~blocks.filled.any(-1, keepdim=True), 0)
     a = p @ share.mT.unsqueeze(-1)
-    total = a.sum(3, keepdim=True)
     # Above zero by so much that the gradient of a division by it does not overflow.
     least = torch.finfo(a.dtype).tiny ** 0.5
-    centred = k - (a * k).sum(3, keepdim=True) / total.clamp(min=least)
-    return (a * centred).flatten(2, 3).mT @ v.flatten(2, 3) / total.sum(2).clamp(min=least)
+    total = a.sum(3, keepdim=True)
+    weighted = a * kv[..., : columns.head_dim]
+    weighted = weighted - a * (weighted.sum(3, keepdim=True) / total.clamp(min=least))
+    weighted, rows, total = (x.unflatten(2, (columns.groups, -1)).flatten(3, 4) for x in (weighted, kv, total))
+    sums = weighted.mT @ rows
+    with_values = sums[..., columns.width : columns.width + columns.value_dim]
+    return sums[..., : columns.head_dim].sum(2), (with_values / total.sum(3, keepdim=True).clamp(min=least)).flatten(2, 3)
 
 
-def _within_value_range(change: Tensor, inputs: _Scaled) -> Tensor:
-    """`change` (B, H, blocks, b, Pv), cut where it is larger than the distance between any two values: a query far from
-    its block's mean would leave the range of first order."""
+def _bend(u: Tensor, covariance: Tensor, spread: Tensor) -> Tensor:
+    """h_i = u_i C u_i^T divided by twice its mean over all queries, at most 1: (B, H, blocks, b, 1)."""
+    flat = u.flatten(2, 3)
+    mean = (covariance * spread).sum((-2, -1)).clamp(min=torch.finfo(u.dtype).tiny ** 0.5)[..., None, None]
+    h = ((flat @ covariance) * flat).sum(-1, keepdim=True) / (2 * mean)
+    return h.clamp(max=1).unflatten(2, u.shape[2:4])
+
+
+def _within_value_range(change: Tensor, weights: Tensor, inputs: _Scaled) -> Tensor:
+    """`change` (B, H, blocks, b, Pv), cut where it is larger than the distance between any two values, times the weight
+    of the cells: a query far from its block's mean would leave the range of first order."""
     low, high = value_range(inputs.value.detach(), inputs.key_mask)
-    most = (high - low).unsqueeze(2)
-    return change.clamp(-most, most)
+    most = (high - low).unsqueeze(2) * weights.sum(-1, keepdim=True)
+    return torch.minimum(torch.maximum(change, -most), most)
 
 
 @register_attention
