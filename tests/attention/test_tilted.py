@@ -92,9 +92,9 @@ def test_queries_in_no_order() -> None:
     query, key, value = smooth(512)
     shuffled = query[:, :, torch.randperm(512)]
     expected = softmax_attention(shuffled, key, value)
-    in_order = relative_error(tilted_attention(shuffled, key, value, budget=128), expected)
-    grouped = relative_error(tilted_attention(shuffled, key, value, budget=128, ordered=False), expected)
-    assert grouped < 0.5 * in_order
+    in_order = relative_error(tilted_attention(shuffled, key, value, budget=48), expected)
+    grouped = relative_error(tilted_attention(shuffled, key, value, budget=48, ordered=False), expected)
+    assert grouped < 0.6 * in_order
 
 
 def test_budget_is_spent() -> None:
@@ -102,7 +102,7 @@ def test_budget_is_spent() -> None:
         plan = TiltedPlan.of_budget(budget)
         assert plan.cost == budget
         assert plan.num_exact >= 1
-    assert TiltedPlan.of_budget(240) == TiltedPlan(64, 112, 64)
+    assert TiltedPlan.of_budget(240) == TiltedPlan(32, 144, 64)
 
 
 def test_refuses_what_it_cannot_do() -> None:

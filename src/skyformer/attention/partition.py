@@ -128,7 +128,8 @@ def _split(points: Tensor, rows: Tensor, size: Tensor, first: Tensor) -> Tensor:
     slots = rows.shape[-1]
     slot = torch.arange(slots, device=rows.device)
     y = take_rows(points, rows.flatten(2)).unflatten(2, rows.shape[2:])
-    along = (y @ principal_direction(points, rows, size)).squeeze(-1)
+    # A product with one column per node is slow as a matrix product.
+    along = (y * principal_direction(points, rows, size)).sum(-1)
     along = along.masked_fill(slot >= size.unsqueeze(-1), torch.inf)
     rows = rows.gather(-1, along.argsort(-1))
     half = torch.arange(-(-slots // 2), device=rows.device)
@@ -140,14 +141,15 @@ def _split(points: Tensor, rows: Tensor, size: Tensor, first: Tensor) -> Tensor:
 
 def principal_direction(points: Tensor, rows: Tensor, size: Tensor) -> Tensor:
     """The direction of largest variance of the first `size` (B, 1, nodes) rows (B, H, nodes, slots) of each node, by
-    power iteration on `SAMPLES` evenly spaced ones: (B, H, nodes, P, 1)."""
+    power steps from the farthest of `SAMPLES` evenly spaced ones: (B, H, nodes, 1, P)."""
     spaced = torch.arange(SAMPLES, device=rows.device) * size.unsqueeze(-1) // SAMPLES
     sampled = rows.gather(-1, spaced.expand(*rows.shape[:3], -1))
     x = take_rows(points, sampled.flatten(2)).unflatten(2, sampled.shape[2:])
     x = x - x.mean(3, keepdim=True)
     farthest = x.square().sum(-1, keepdim=True).argmax(3, keepdim=True)
-    u = x.gather(3, farthest.expand(*rows.shape[:3], 1, x.shape[-1])).mT
+    u = x.gather(3, farthest.expand(*rows.shape[:3], 1, x.shape[-1]))
     for _ in range(POWER_STEPS):
-        u = x.mT @ (x @ u)
-        u = u / u.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
+        u = ((x * u).sum(-1, keepdim=True) * x).sum(3, keepdim=True)
+        # Its length does not matter, as long as it neither overflows nor vanishes.
+        u = u / u.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
     return u

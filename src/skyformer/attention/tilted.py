@@ -8,10 +8,10 @@ Neighbouring queries look at much the same keys. With mu the scaled mean of a bl
    exp(<q, E_p k> + H(p)) is Jensen's lower bound of the cell's sum of exponentials, with equality at q = mu.
 3. One softmax over num_exact + num_cells keys gives each output of the block, a convex combination of values.
 4. The slope corrects for the distance of a query from mu, u_i = q_i - mu. To first order the values of cells change:
-   sum_r w_ir u_i M_r is added, with w_ir the weight that query i gives to the r-th quarter of the cells, M_r = sum_j
-   a_j (k_j - k_cell(j)) v_j^T over the keys of that quarter, and a the tilted weights averaged over the blocks. To
-   second order their weights change: the logit of a cell gains h_i Var(cell), its variance over all u, where h_i is half
-   the square of u_i in the metric of the mean covariance in cells, divided by its mean.
+   sum_r w_ir u_i M_r is added, with w_ir the weight that query i gives to the r-th quarter of the cells, M_r the mean
+   of (k_j - k_cell(j)) v_j^T over the keys of that quarter under a, the tilted weights averaged over the blocks. To
+   second order their weights change: the logit of a cell gains h_i Var(cell), where Var is the variance of its scores
+   with all u, and h_i is u_i^T C u_i / 2 relative to its mean, with C the covariance of keys inside cells.
 
 (All scores are multiplied by `scale`.) Cost per query: num_blocks + num_exact + num_cells scores at any length.
 docs/tilted.md derives this and says what it cannot do.
@@ -74,10 +74,12 @@ class TiltedPlan:
 
     @staticmethod
     def of_budget(budget: int) -> TiltedPlan:
-        """A plan of `budget` scores per query: powers of two near a fifth of it for blocks and a quarter for cells, the
-        rest for exact keys. Chosen on half the heads of three layers of a pretrained MiniLM; see docs/tilted.md."""
+        """A plan of `budget` scores per query: the power of two up to a sixth of it for blocks, that near a quarter for
+        cells, the rest for exact keys. Chosen on half the heads of three layers of a pretrained MiniLM; see
+        docs/tilted.md."""
         check_at_least("budget", budget, SMALLEST_BUDGET)
-        blocks, cells = (2 ** round(math.log2(budget / part)) for part in (5, 4))
+        blocks = 1 << max(0, (budget // 6).bit_length() - 1)
+        cells = 2 ** round(math.log2(budget / 4))
         return TiltedPlan(blocks, budget - blocks - cells, cells)
 
     @staticmethod
@@ -320,8 +322,8 @@ class _Columns:
         square = ((key @ spread.unsqueeze(2)) * key).sum(-1, keepdim=True)
         variance = (cell[..., self._square, None] - square).clamp(0, 1)
         group = torch.arange(cell.shape[3], device=cell.device) * self.groups // cell.shape[3]
-        marks = F.one_hot(group, self.groups).to(cell).expand(*cell.shape[:4], -1)
-        return self._cat(key, entropy, variance, value, marks, torch.zeros_like(entropy))
+        marks = (group[:, None] == torch.arange(self.groups, device=cell.device)).to(cell.dtype)
+        return self._cat(key, entropy, variance, value, marks.expand(*cell.shape[:4], -1), torch.zeros_like(entropy))
 
     @property
     def _square(self) -> int:
@@ -444,7 +446,7 @@ def _attend_blocks(
     query = F.pad(torch.cat(features, -1), (0, width - columns.head_dim - 3))
     null = value_dim + columns.groups
     if inputs.gaussian:
-        row = F.one_hot(torch.tensor(width + null, device=q.device), 2 * width).to(q)
+        row = (torch.arange(2 * width, device=q.device) == width + null).to(q.dtype)
         attended = torch.cat([attended, row.expand(*attended.shape[:3], 1, -1)], 3)
     attended = attended.flatten(0, 1)
     out = F.scaled_dot_product_attention(query.flatten(0, 1), attended[..., :width], attended[..., width:], scale=scale)
@@ -455,11 +457,9 @@ def _attend_blocks(
     return out[..., :value_dim], out[..., value_dim:null]
 
 
-def _covariances(
-    p: Tensor, kv: Tensor, log_weight: Tensor, blocks: Parts, columns: _Columns
-) -> tuple[Tensor, Tensor]:
-    """sum_j a_j (k_j - k_cell) k_j^T over all keys (B, H, P, P), and sum_j a_j (k_j - k_cell) v_j^T / sum_j a_j over each
-    group of cells, one below the other (B, H, groups * P, Pv); k_cell is the mean of a cell's keys under a.
+def _covariances(p: Tensor, kv: Tensor, log_weight: Tensor, blocks: Parts, columns: _Columns) -> tuple[Tensor, Tensor]:
+    """sum_j a_j (k_j - k_cell) k_j^T over all keys (B, H, P, P); and sum_j a_j (k_j - k_cell) v_j^T / sum_j a_j over
+    each group of cells, one below the other (B, H, groups * P, Pv). k_cell is the mean of a cell's keys under a.
 
     p: (B, H, cells, slots, blocks). kv: rows by cell. log_weight: (B, H, blocks, cells).
     """
@@ -475,7 +475,8 @@ def _covariances(
     weighted, rows, total = (x.unflatten(2, (columns.groups, -1)).flatten(3, 4) for x in (weighted, kv, total))
     sums = weighted.mT @ rows
     with_values = sums[..., columns.width : columns.width + columns.value_dim]
-    return sums[..., : columns.head_dim].sum(2), (with_values / total.sum(3, keepdim=True).clamp(min=least)).flatten(2, 3)
+    with_values = with_values / total.sum(3, keepdim=True).clamp(min=least)
+    return sums[..., : columns.head_dim].sum(2), with_values.flatten(2, 3)
 
 
 def _bend(u: Tensor, covariance: Tensor, spread: Tensor) -> Tensor:
