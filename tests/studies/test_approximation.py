@@ -45,6 +45,14 @@ def heads_of(options: Options, seed: int) -> Heads:
     return HeadSource(options.model, options.text).at("pretrained", 48, seed).flat()
 
 
+def test_the_split_by_layer_takes_the_heads_of_all_passages() -> None:
+    # Two passages of three layers with two heads each.
+    result = Result((1.0, 2.0, 3.0, 4.0, 5.0, None, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0), layers=3)
+    assert result.median_of_layer(0, 2) == (2 + 11) / 2
+    assert result.median_of_layer(1, 2) == (4 + 13) / 2
+    assert result.median_of_layer(2, 2) == (15 + 16) / 2
+
+
 def pick(results: Mapping[Cell, Result], **wanted: object) -> Result:
     cells = [cell for cell in results if all(getattr(cell, name) == value for name, value in wanted.items())]
     assert len(cells) == 1, cells
@@ -159,12 +167,14 @@ def test_tables_and_figures_carry_the_medians(results: Mapping[Cell, Result]) ->
     ):
         assert tables[title].rows
     figures = {figure.name: figure for figure in Approximation.figures(results)}
-    assert list(figures) == ["figure", "cost", "landmarks", "gamma"]
+    assert list(figures) == ["figure", "layers", "landmarks", "gamma"]
     (panel,) = [panel for panel in figures["figure"].panels if panel.title == "pretrained weights, n = 48"]
-    (line,) = [series for series in panel.series if series.label == "bigbird"]
-    assert (line.x[0], line.y[0]) == (8, median)
-    (by_cost,) = [panel for panel in figures["cost"].panels if panel.title == "pretrained weights, n = 48"]
-    assert {series.label: series.x[0] for series in by_cost.series}["skyformer, probe"] == 2 * 8 + 32
+    lines = {series.label: series for series in panel.series}
+    assert (lines["bigbird"].x[0], lines["bigbird"].y[0]) == (8, median)
+    assert lines["skyformer, probe"].x[0] == 2 * 8 + 32
+    assert [panel.title for panel in figures["layers"].panels] == ["layer 0", "layer 1"]
+    (layers,) = [table for title, table in tables.items() if title.startswith("By layer, pretrained weights, n = 48")]
+    assert [row[0] for row in layers.rows][-1] == "tilted"
 
 
 def test_lengths_beyond_the_model_are_refused(options: Options) -> None:

@@ -75,13 +75,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels in rows of `columns`; `name` becomes the file name, `note` stands below the panels."""
+    """Panels in rows of `columns`; `name` becomes the file name, `note` stands below the panels. With `direct`,
+    lines are named at their right ends instead of in a legend."""
 
     name: str
     title: str
     panels: Sequence[Panel]
     columns: int = 3
     note: str = ""
+    direct: bool = False
 
 
 def draw_figure(figure: Figure, folder: Path) -> list[Path]:
@@ -102,12 +104,15 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         colours = label_colours([series.label for panel in figure.panels for series in panel.series])
         for axis, panel in zip(axes.flat, figure.panels, strict=False):
             _draw_panel(axis, panel, colours)
+            if figure.direct:
+                _name_lines(axis, panel, colours)
         for axis in list(axes.flat)[len(figure.panels) :]:
             axis.set_axis_off()
         canvas.suptitle(textwrap.fill(figure.title, _TITLE_CHARACTERS * columns), fontsize=11)
         if figure.note:
             canvas.supxlabel(textwrap.fill(figure.note, _NOTE_CHARACTERS * columns), fontsize=7)
-        _add_legend(canvas, axes.flat, columns, beside=bool(figure.note))
+        if not figure.direct:
+            _add_legend(canvas, axes.flat, columns, beside=bool(figure.note))
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
         # Computing the layout takes most of the time, so it is computed once, not for every format.
@@ -182,6 +187,38 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
     if series.low and series.high:
         low, high = ([missing if v is None else v for v in bound] for bound in (series.low, series.high))
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+_NAME_HEIGHT = 0.062
+"""Of a name at the end of a line, as a share of the height of a panel."""
+
+
+def _name_lines(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
+    """Name each line at its right end, in its colour; names that would overlap are moved apart."""
+    to_panel = axis.transData + axis.transAxes.inverted()
+    heights = {}
+    for series in panel.series:
+        points = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+        if points:
+            heights.setdefault(series.label, float(to_panel.transform(points[-1])[1]))
+    names = sorted(heights, key=lambda name: heights[name])
+    places = _apart([heights[name] for name in names], _NAME_HEIGHT)
+    for name, place in zip(names, places, strict=True):
+        axis.annotate(
+            name, (1.02, place), xycoords="axes fraction", color=colours[name], fontsize=7.5, va="center", ha="left"
+        )
+
+
+def _apart(places: Sequence[float], gap: float) -> list[float]:
+    """Ascending places moved up as little as needed to be `gap` apart, then all down if the last is above 1."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap) if moved else place)
+    limit = 1.0
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - gap
+    return moved
 
 
 def _add_legend(canvas: Any, axes: Any, columns: int, *, beside: bool) -> None:

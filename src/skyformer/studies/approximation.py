@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -105,17 +105,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """One error per passage, layer and head; None where a method failed. jittered: the number of passages for which
-    the factorisation needed a raised diagonal."""
+    """One error per passage, layer and head, in this order; None where a method failed. jittered: the number of
+    passages for which the factorisation needed a raised diagonal."""
 
     errors: tuple[float | None, ...]
     jittered: int = 0
+    layers: int = 1
 
     def quartiles(self) -> tuple[float, float, float]:
         """25, 50 and 75 % quantiles; a failure counts as an infinite error."""
-        values = [float("inf") if error is None else error for error in self.errors]
-        low, middle, high = (quantile(values, q) for q in (0.25, 0.5, 0.75))
+        low, middle, high = (quantile(self._values(), q) for q in (0.25, 0.5, 0.75))
         return low, middle, high
+
+    def median_of_layer(self, layer: int, passages: int) -> float:
+        """The median over the heads of one layer, in all passages."""
+        heads = len(self.errors) // (passages * self.layers)
+        values = self._values()
+        starts = [(passage * self.layers + layer) * heads for passage in range(passages)]
+        return quantile([error for start in starts for error in values[start : start + heads]], 0.5)
+
+    def _values(self) -> list[float]:
+        return [float("inf") if error is None else error for error in self.errors]
 
 
 @register_study
@@ -190,13 +200,14 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     def measure(self, cell: Cell) -> Result:
         errors: list[float | None] = []
-        jittered = 0
+        jittered = layers = 0
         for seed in self.passages(cell):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", JitterWarning)
                 errors += self._errors(cell, seed)
             jittered += any(issubclass(warning.category, JitterWarning) for warning in caught)
-        return Result(tuple(errors), jittered)
+            layers = self._truth(cell.target, cell.weights, cell.length, seed).layers
+        return Result(tuple(errors), jittered, layers)
 
     @torch.no_grad()
     def _errors(self, cell: Cell, seed: int) -> list[float | None]:
@@ -224,13 +235,14 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     @lru_cache(maxsize=6)  # noqa: B019  the study exists as long as the process
     def _truth(self, target: str, weights: str, length: int, seed: int) -> Truth:
-        return Truth(target, self._source.at(weights, length, seed).flat())
+        return Truth(target, self._source.at(weights, length, seed))
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
         note = "Relative spectral error against softmax attention: median [quartiles] over heads and passages."
         found = [
             _claim_table(results),
+            *_layer_tables(results),
             *(_error_table(f"All methods, {title}", rows, note) for title, rows in _comparison(results)),
             *(
                 _error_table(f"Landmarks: Skyformer against {name}, {title}", rows)
@@ -243,28 +255,30 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        methods = [_error_panel(title, rows, "number of features d") for title, rows in _comparison(results)]
-        costs = [_error_panel(title, rows, "scores per query", "cost") for title, rows in _comparison(results)]
+        at_equal_cost = [_error_panel(*each, "scores per query", "cost") for each in _ends(_comparison(results))]
         samplers = [
-            _error_panel(f"{target} kernel, {title}", rows, "landmarks d")
+            _error_panel(f"{TARGETS[target]}: {title}", rows, "landmarks d")
             for target in TARGETS
-            for title, rows in _samplers(results, target)
+            for title, rows in _ends(_samplers(results, target))
+            if title.startswith("pretrained") or not _has_pretrained(results)
         ]
-        gammas = [_gamma_panel(title, rows) for title, rows in _regularised(results)]
+        by_layer = _layer_panels(results)
+        gammas = [_gamma_panel(*each) for each in _regularised(results)]
         drawn = [
-            Figure("figure", "Approximating softmax attention: median and quartiles over heads", methods),
-            Figure("cost", "Approximating softmax attention at equal cost: median and quartiles over heads", costs),
-            Figure("landmarks", "Skyformer by landmark sampler, and the best approximation of rank d", samplers),
-            Figure("gamma", "Skyformer by regularisation and solver", gammas, columns=2),
+            Figure("figure", "Approximations of softmax attention: error against cost", at_equal_cost, 2, direct=True),
+            Figure("layers", "Approximations of softmax attention: error by layer", by_layer, direct=True),
+            Figure("landmarks", "Skyformer by landmarks, and the best of rank d", samplers, 2, direct=True),
+            Figure("gamma", "Skyformer by regularisation; dashed: Schulz iteration", gammas, 2, direct=True),
         ]
         return [figure for figure in drawn if figure.panels]
 
 
 class Truth:
-    """The exact output of all heads, which approximations are compared with."""
+    """The exact output of all heads (layers, heads, n, P), which approximations are compared with."""
 
     def __init__(self, target: str, heads: Heads) -> None:
-        self.target, self.heads = target, heads
+        self.target, self.layers, self.heads = target, heads.query.shape[0], heads.flat()
+        heads = self.heads
         exact = softmax_attention if target == "softmax" else kernelized_attention
         self.output = exact(*(x.double() for x in (heads.query, heads.key, heads.value)))
         self.norm = spectral_norm(self.output)
@@ -397,6 +411,78 @@ def _comparison(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame
         yield f"{weights} weights, n = {length:,}", rows[shown]
 
 
+def _has_pretrained(results: Mapping[Cell, Result]) -> bool:
+    return any(cell.weights == "pretrained" for cell in results)
+
+
+def _ends(settings: Iterable[tuple[str, DataFrame]]) -> list[tuple[str, DataFrame]]:
+    """The setting with the longest passages of each kind of weights."""
+    longest: dict[str, tuple[str, DataFrame]] = {}
+    for title, rows in settings:
+        longest[rows["weights"].iloc[0]] = (title, rows)
+    return list(longest.values())
+
+
+LAYER_METHODS = (AS_PRINTED, SKYFORMER, "nystromformer", "performer", "informer", TILTED)
+"""The methods of the paper's Figure 1, and tilted attention."""
+
+
+def _by_layer(results: Mapping[Cell, Result]) -> list[tuple[Cell, Result]]:
+    """Figure 1's methods on the longest passages with pretrained weights, or initialised ones if there are none."""
+    weights = "pretrained" if _has_pretrained(results) else "initialised"
+    found = [
+        (cell, result)
+        for cell, result in results.items()
+        if (cell.target, cell.weights) == ("softmax", weights)
+        and cell.method in LAYER_METHODS
+        and cell.sampler in ("", "probe")
+        and cell.gamma in (None, GAMMA)
+        and cell.solver in ("", "cholesky")
+    ]
+    longest = max((cell.length for cell, _ in found), default=0)
+    return [(cell, result) for cell, result in found if cell.length == longest and result.layers > 1]
+
+
+def _layer_medians(results: Mapping[Cell, Result], layer: int) -> dict[str, dict[int, float]]:
+    """The median error of a layer by method and d."""
+    medians: dict[str, dict[int, float]] = {}
+    for cell, result in _by_layer(results):
+        passages = cell.seeds.count(",") + 1
+        medians.setdefault(_label(cell), {})[cell.features] = result.median_of_layer(layer, passages)
+    return medians
+
+
+def _num_layers(results: Mapping[Cell, Result]) -> int:
+    return max((result.layers for _, result in _by_layer(results)), default=0)
+
+
+def _layer_tables(results: Mapping[Cell, Result]) -> list[Table]:
+    """How the median error of each layer falls from the smallest to the largest d."""
+    layers = [_layer_medians(results, layer) for layer in range(_num_layers(results))]
+    if not layers:
+        return []
+    cell = _by_layer(results)[0][0]
+    rows = [[label] for label in layers[0]]
+    for row in rows:
+        for medians in layers:
+            by_d = medians[row[0]]
+            row.append(f"{number(by_d[min(by_d)])} to {number(by_d[max(by_d)])}")
+    d = sorted(layers[0][rows[0][0]])
+    title = f"By layer, {cell.weights} weights, n = {cell.length:,}: median error at d = {d[0]} and at d = {d[-1]}"
+    return [Table(title, ["method", *(f"layer {layer}" for layer in range(len(layers)))], rows)]
+
+
+def _layer_panels(results: Mapping[Cell, Result]) -> list[Panel]:
+    panels = []
+    for layer in range(_num_layers(results)):
+        lines = [
+            Series(label, sorted(by_d), [_visible(by_d[d]) for d in sorted(by_d)])
+            for label, by_d in _layer_medians(results, layer).items()
+        ]
+        panels.append(Panel(f"layer {layer}", "features d", "relative error, median", lines, x_log=True, y_log=True))
+    return panels
+
+
 def _samplers(results: Mapping[Cell, Result], target: str) -> Iterator[tuple[str, DataFrame]]:
     """The title and the rows of each setting in which all samplers are compared with the best of rank d."""
     for weights, length, rows in _by_setting(results, target):
@@ -458,10 +544,9 @@ def _error_panel(title: str, rows: DataFrame, x_label: str, x: str = "features")
     lines = []
     for label, points in rows.groupby("label", sort=False):
         ordered = points.sort_values(x)
-        low, middle, high = (list(map(_visible, values)) for values in zip(*ordered["quartiles"], strict=True))
-        mark = Mark.DASHED if label == BEST else Mark.LINE
-        lines.append(Series(label, ordered[x].tolist(), middle, low, high, mark))
-    return Panel(title, x_label, "relative spectral error", lines, x_log=True, y_log=True)
+        medians = [_visible(middle) for _, middle, _ in ordered["quartiles"]]
+        lines.append(Series(label, ordered[x].tolist(), medians, mark=Mark.DASHED if label == BEST else Mark.LINE))
+    return Panel(title, x_label, "relative error, median over heads", lines, x_log=True, y_log=True)
 
 
 def _visible(error: float) -> float | None:
@@ -470,10 +555,11 @@ def _visible(error: float) -> float | None:
 
 
 def _gamma_panel(title: str, rows: DataFrame) -> Panel:
+    """Both solvers under one name, because their lines coincide."""
     lines = []
     for (sampler, solver), points in rows.groupby(["sampler", "solver"], sort=False):
         ordered = points.sort_values("gamma")
         medians = [_visible(middle) for _, middle, _ in ordered["quartiles"]]
         mark = Mark.LINE if solver == "cholesky" else Mark.DASHED
-        lines.append(Series(f"{sampler}, {solver}", ordered["gamma"].tolist(), medians, mark=mark))
-    return Panel(title, "gamma", "median error", lines, x_log=True, y_log=True)
+        lines.append(Series(sampler, ordered["gamma"].tolist(), medians, mark=mark))
+    return Panel(title, "gamma", "relative error, median over heads", lines, x_log=True, y_log=True)

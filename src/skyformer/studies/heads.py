@@ -121,6 +121,30 @@ class HeadSource:
             return _run(self._pretrained, self.passage(length, seed), self.model_name)
         return _run(extend_positions(self.load(), length), self.passage(length, seed), self.model_name)
 
+    @torch.no_grad()
+    def embedded(self, weights: str, length: int, seed: int) -> Heads:
+        """Inputs of the heads of the first layer (1, heads, length, P), from embeddings instead of states.
+
+        The passage is cut into consecutive windows of at most the model's limit, each embedded alone with positions
+        from zero. Initialised weights are those of a bert-base with the model's vocabulary, drawn with `seed`.
+        """
+        model = self._pretrained if weights == "pretrained" else self._initialised_base(seed)
+        windows = self.passage(length, seed).split(self.longest, -1)
+        hidden = torch.cat([model.embeddings(input_ids=tokens) for tokens in windows], 1)  # type: ignore[operator]
+        first = _attention_modules(model, self.model_name)[0]
+        projected = (_split(getattr(first, name)(hidden), first.num_attention_heads) for name in _PROJECTIONS)
+        return Heads(*projected)
+
+    def _initialised_base(self, seed: int) -> nn.Module:
+        """A bert-base (hidden size 768, 12 heads) with initialised weights, of which one layer is enough here."""
+        if self._tiny:
+            return self._initialised(self.longest, seed)
+        config = _transformers().BertConfig(vocab_size=self._config.vocab_size, num_hidden_layers=1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: nn.Module = _transformers().BertModel(config)
+        return model.eval()
+
     @cached_property
     def _config(self) -> Any:
         if self._tiny:
