@@ -97,7 +97,7 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
 
     columns = min(figure.columns, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
-    size = (4.2 * columns, 3.4 * rows + 0.9)
+    size = ((5.0 if figure.direct else 4.2) * columns, 3.4 * rows + 0.9)
     # With a fixed salt for element ids, the same data give the same SVG file.
     with pyplot.rc_context({"svg.hashsalt": figure.name, "font.size": 9}):
         canvas, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, constrained_layout=True)

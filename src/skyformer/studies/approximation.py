@@ -256,18 +256,19 @@ class Approximation(HeadStudy[Options, Cell, Result]):
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
         at_equal_cost = [_error_panel(*each, "scores per query", "cost") for each in _ends(_comparison(results))]
+        # With initialised weights all errors are small; the tables have them.
         samplers = [
-            _error_panel(f"{TARGETS[target]}: {title}", rows, "landmarks d")
+            _error_panel(f"{TARGETS[target]}, n = {rows['length'].iloc[0]:,}", _short_labels(rows), "landmarks d")
             for target in TARGETS
-            for title, rows in _ends(_samplers(results, target))
-            if title.startswith("pretrained") or not _has_pretrained(results)
+            for _, rows in _ends(_samplers(results, target))[:1]
         ]
         by_layer = _layer_panels(results)
-        gammas = [_gamma_panel(*each) for each in _regularised(results)]
+        weights = "pretrained" if _has_pretrained(results) else "initialised"
+        gammas = [_gamma_panel(*each) for each in _regularised(results) if each[0].endswith(f"{weights} weights")]
         drawn = [
             Figure("figure", "Approximations of softmax attention: error against cost", at_equal_cost, 2, direct=True),
             Figure("layers", "Approximations of softmax attention: error by layer", by_layer, direct=True),
-            Figure("landmarks", "Skyformer by landmarks, and the best of rank d", samplers, 2, direct=True),
+            Figure("landmarks", "Skyformer by landmarks, tilted attention, best of rank d", samplers, 2, direct=True),
             Figure("gamma", "Skyformer by regularisation; dashed: Schulz iteration", gammas, 2, direct=True),
         ]
         return [figure for figure in drawn if figure.panels]
@@ -552,6 +553,11 @@ def _error_panel(title: str, rows: DataFrame, x_label: str, x: str = "features")
 def _visible(error: float) -> float | None:
     """None for errors that a logarithmic axis cannot show: exact, or failed."""
     return error if 1e-12 < error < 1e4 else None
+
+
+def _short_labels(rows: DataFrame) -> DataFrame:
+    """The rows with samplers alone as labels of Skyformer."""
+    return rows.assign(label=rows["label"].str.removeprefix("skyformer, "))
 
 
 def _gamma_panel(title: str, rows: DataFrame) -> Panel:
