@@ -452,7 +452,7 @@ def _attend_blocks(
     out = F.scaled_dot_product_attention(query.flatten(0, 1), attended[..., :width], attended[..., width:], scale=scale)
     out = out.unflatten(0, q.shape[:2])
     if inputs.gaussian:
-        # Without rounding, the sum of the kernel values is at most the number of keys, and at most e times that with bend.
+        # Without rounding, the sum of the kernel values is at most the number of keys, times e with bend.
         out = out / out[..., null, None].clamp(min=1 / (1 + math.e * inputs.key.shape[2]))
     return out[..., :value_dim], out[..., value_dim:null]
 

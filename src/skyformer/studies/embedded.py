@@ -120,10 +120,11 @@ class Embedded(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        panels = [_panel(title, rows) for title, rows in _settings(results)]
-        lengths = len({cell.length for cell in results})
-        title = "Figure 1: error of approximations of softmax attention on embedded text, median over heads"
-        return [Figure("figure", title, panels, columns=min(4, lengths), direct=True)] if panels else []
+        by_length = sorted(results, key=lambda cell: cell.length)
+        panels = [_panel(title, rows) for title, rows in _settings({cell: results[cell] for cell in by_length})]
+        title = "Figure 1: approximations of softmax attention on embedded text"
+        columns = len({cell.weights for cell in results})
+        return [Figure("figure", title, panels, columns, direct=True)] if panels else []
 
 
 def _settings(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
@@ -149,4 +150,4 @@ def _panel(title: str, rows: DataFrame) -> Panel:
         Series(label, points["features"].tolist(), [quartiles[1] for quartiles in points["quartiles"]])
         for label, points in rows.groupby("label", sort=False)
     ]
-    return Panel(title, "number of features d", "spectral norm of the error", lines, x_log=True, y_log=True)
+    return Panel(title, "number of features d", "spectral norm of error, median", lines, x_log=True, y_log=True)

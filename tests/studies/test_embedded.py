@@ -1,0 +1,43 @@
+"""Figure 1 on embedded text: its inputs, and its errors against their definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from skyformer import tilted_attention
+from skyformer.studies.embedded import METHODS, Cell, Embedded, Options
+from skyformer.studies.heads import HeadSource
+
+
+def test_inputs_are_embeddings_of_consecutive_windows(tiny_bert: Path, tiny_text: Path) -> None:
+    source = HeadSource(str(tiny_bert), str(tiny_text))
+    length = source.longest + 7
+    model = source.load()
+    tokens = source.passage(length, 0)
+    hidden = torch.cat([model.embeddings(input_ids=tokens[:, part]) for part in (slice(0, 48), slice(48, None))], 1)
+    query = model.encoder.layer[0].attention.self.query(hidden)
+    found = source.embedded("pretrained", length, 0).query
+    torch.testing.assert_close(found.transpose(1, 2).flatten(2), query)
+    # The first window has the inputs of the first layer of the model itself.
+    alone = source.embedded("pretrained", source.longest, 0)
+    assert not torch.equal(alone.key, source.embedded("initialised", source.longest, 0).key[..., : alone.key.shape[-1]])
+
+
+def test_errors_are_absolute_spectral_norms(tiny_bert: Path, tiny_text: Path) -> None:
+    options = Options(model=str(tiny_bert), text=str(tiny_text), lengths=(60,), features=(4, 8), seeds=(0,))
+    study = Embedded(options)
+    assert {cell.method for cell in study.cells()} == set(METHODS)
+    results = {cell: study.measure(cell) for cell in study.cells() if cell.weights == "pretrained"}
+    heads = HeadSource(str(tiny_bert), str(tiny_text)).embedded("pretrained", 60, 0)
+    inputs = heads.query, heads.key, heads.value
+    rest = tilted_attention(*inputs, budget=8) - F.scaled_dot_product_attention(*inputs)
+    expected = torch.linalg.matrix_norm(rest, 2).flatten()
+    found = torch.tensor(results[Cell("pretrained", 60, "tilted", 4)].errors)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-6)
+    (table,) = Embedded.tables(results)
+    assert table.rows[0][0] == "Skyformer"
+    (figure,) = Embedded.figures(results)
+    assert [panel.title for panel in figure.panels] == ["pretrained, n = 60"]
