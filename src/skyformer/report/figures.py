@@ -196,7 +196,7 @@ _NAME_HEIGHT = 0.062
 def _name_lines(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
     """Name each line at its right end, in its colour; names that would overlap are moved apart."""
     to_panel = axis.transData + axis.transAxes.inverted()
-    heights = {}
+    heights: dict[str, float] = {}
     for series in panel.series:
         points = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
         if points:
