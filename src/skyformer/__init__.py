@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skyformer.ops.backends import kernel_product, use_backend
     from skyformer.ops.kernels import Kernel, list_kernels, register_kernel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Attention",
