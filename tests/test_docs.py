@@ -17,7 +17,8 @@ from tests.training.tiny import tiny_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [page for page in PAGES if page.name != "commands.md"]  # written by the build of the site
+WRITTEN_BY_THE_SITE = ROOT / "docs" / "commands.md"
+PAGES = [page for page in PAGES if page != WRITTEN_BY_THE_SITE]
 
 
 def test_generated_tables_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,7 @@ def test_links_work() -> None:
         f"{page.name}: {link}"
         for page in PAGES
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
-        if "://" not in link and not (page.parent / link).exists()
+        if "://" not in link and not (page.parent / link).exists() and page.parent / link != WRITTEN_BY_THE_SITE
     ]
     assert missing == []
 
