@@ -88,7 +88,7 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
     assert "its files have changed" in skyformer.refused("evaluate", run.name)
 
     listed = skyformer("runs", "--task", "films", "--summary").output
-    assert "Test accuracy in %, preset standard" in listed
+    assert f"Test accuracy in %, preset standard, data {run.config.task.variant().name}" in listed
     assert "PAPER" not in listed
 
 

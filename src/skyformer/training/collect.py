@@ -171,12 +171,12 @@ def changes_to_preset(config: RunConfig) -> list[str]:
 
 
 def _changes_of_own(config: RunConfig) -> list[str]:
-    """A digest of all settings but the attention and its options, and the options that are not the preset's."""
+    """The data, a digest of all settings but the attention and its options, and options that are not the preset's."""
     model = config.model.replace(attention="softmax", attention_options={}, attention_dropout=0.0)
     usual, options = usual_options(config), config.model.attention_options
     changed = [name for name in usual | options if usual.get(name) != options.get(name)]
     shown = [f"{_OPTIONS}{name}={json.dumps(options[name]) if name in options else 'default'}" for name in changed]
-    return [f"settings {config.replace(model=model).digest()}", *shown]
+    return [f"data {config.task.variant().name}", f"settings {config.replace(model=model).digest()}", *shown]
 
 
 @cache
@@ -269,7 +269,7 @@ class Summary:
         """The setting in a few words, with a warning if it is not the paper's."""
         if self.own:
             changed = sorted({change for row in self._rows for change in row.shown_changes})
-            return "; ".join([f"preset {self.preset}", *changed])
+            return "; ".join([f"preset {self.preset}, {self.changes[0]}", *changed])
         reduced = " (reduced)" if self.notes else ""
         changes = f" with {', '.join(self.changes)}" if self.changes else ""
         warning = "" if self.as_in_paper else "; NOT THE PAPER'S SETTING"

@@ -78,7 +78,8 @@ class Outcome:
         if self.result is None:
             return f"{self.ending}: {self.reason}"
         before = " before" if self.ending is Ending.WAS_FINISHED else ""
-        note = f" [preset {self.result.preset}, not the paper's setting]" if self.result.note else ""
+        unlike_paper = self.result.note and self.config.task.own is None
+        note = f" [preset {self.result.preset}, not the paper's setting]" if unlike_paper else ""
         accuracy, seconds = self.result.test_accuracy, self.result.seconds
         return f"finished{before}, test accuracy {accuracy:.2%} in {duration(seconds)}{note}"
 
