@@ -79,7 +79,7 @@ class RunRow:
     @property
     def shown_changes(self) -> tuple[str, ...]:
         """The changed settings in words."""
-        return tuple(filter(None, [self.note])) if self.own else self.changes
+        return tuple(filter(None, [self.note.removeprefix("changed: ")])) if self.own else self.changes
 
 
 def collect_runs(
@@ -269,7 +269,7 @@ class Summary:
         """The setting in a few words, with a warning if it is not the paper's."""
         if self.own:
             changed = sorted({change for row in self._rows for change in row.shown_changes})
-            return "; ".join([f"preset {self.preset}, {self.changes[0]}", *changed])
+            return " with ".join([f"preset {self.preset}, {self.changes[0]}", *changed])
         reduced = " (reduced)" if self.notes else ""
         changes = f" with {', '.join(self.changes)}" if self.changes else ""
         warning = "" if self.as_in_paper else "; NOT THE PAPER'S SETTING"

@@ -18,7 +18,7 @@ from skyformer.errors import InputError, UnknownNameError
 from skyformer.training.config import RunConfig, parse_yaml
 from skyformer.training.runs import Run
 
-_PACKAGES = {"comet": "comet-ml", "neptune": "neptune", "wandb": "wandb", "mlflow": "mlflow", "lit": "litlogger"}
+_PACKAGES = {"comet": "comet-ml", "wandb": "wandb", "mlflow": "mlflow", "lit": "litlogger"}
 
 
 def known_loggers() -> dict[str, type[Logger]]:
