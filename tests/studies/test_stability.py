@@ -21,9 +21,9 @@ from skyformer.studies.stability import (
     Stability,
     _changes,
     _Evaluator,
-    _scores,
     _short_training,
     embedding,
+    score_steps,
 )
 from skyformer.studies.tasks import batches_of, study_data
 from skyformer.training.building import Trainee
@@ -46,9 +46,13 @@ def config_with(dropout: float, attention: str = "skyformer") -> RunConfig:
     return config.replace(model=config.model.replace(dropout=dropout))
 
 
+def scores_of(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
+    return score_steps(config, batches_of(data, config), steps, examples)
+
+
 @pytest.mark.parametrize("attention", ["skyformer", "softmax", "nystromformer"])
 def test_without_dropout_the_variants_agree(data: Task, attention: str) -> None:
-    result = _scores(config_with(0.0, attention), data, STEPS, examples=4)
+    result = scores_of(config_with(0.0, attention), data, STEPS, 4)
     assert len(result.update) == len(result.loss) == STEPS
     assert result.off == result.same == result.fresh
     assert result.noise == (0.0,) * STEPS
@@ -56,14 +60,14 @@ def test_without_dropout_the_variants_agree(data: Task, attention: str) -> None:
 
 
 def test_dropout_adds_its_noise_to_fresh_masks_alone(data: Task) -> None:
-    result = _scores(config_with(0.3), data, STEPS, examples=4)
+    result = scores_of(config_with(0.3), data, STEPS, 4)
     for same, fresh, noise in zip(result.same, result.fresh, result.noise, strict=True):
         assert noise > 0
         assert abs(fresh - noise) < 0.2 * fresh + 5 * same
 
 
 def test_the_same_masks_add_next_to_nothing(data: Task) -> None:
-    result = _scores(config_with(0.1), data, STEPS, examples=4)
+    result = scores_of(config_with(0.1), data, STEPS, 4)
     assert result.same == pytest.approx(result.off, rel=0.5)
 
 
@@ -107,7 +111,7 @@ def test_the_score_is_its_definition(data: Task) -> None:
     trainee.step(batch)
     f_after, w_after = look()
     tau = (f_after - f_before).square().sum() / (w_after - w_before).square().sum()
-    result = _scores(config, data, 1, examples=4)
+    result = scores_of(config, data, 1, 4)
     assert result.off[0] / result.update[0] == pytest.approx(float(tau), rel=1e-4)
 
 
@@ -127,7 +131,7 @@ def test_evaluating_f_does_not_change_the_training(data: Task) -> None:
     config = config_with(0.1)
     trainee = Trainee(config)
     plain = [trainee.step(batch) for batch in islice(batches_of(data, config), STEPS)]
-    assert _scores(config, data, STEPS, examples=2).loss == pytest.approx(plain, rel=1e-3)
+    assert scores_of(config, data, STEPS, 2).loss == pytest.approx(plain, rel=1e-3)
 
 
 def test_a_training_ends_with_the_first_loss_that_is_not_finite(data: Task) -> None:

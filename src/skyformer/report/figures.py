@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes. With `x_names`, x = 0, 1, ... are labelled with these names."""
 
     title: str
     x_label: str
@@ -71,6 +71,7 @@ class Panel:
     series: Sequence[Series]
     x_log: bool = False
     y_log: bool = False
+    x_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
     if panel.y_log:
         axis.set_yscale("log")
         _label_plainly_within_a_decade(axis)
+    if panel.x_names:
+        axis.set_xticks(range(len(panel.x_names)), panel.x_names)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.grid(alpha=0.3)
 

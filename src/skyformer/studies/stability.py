@@ -22,7 +22,7 @@ In addition to the paper: the loss at the end of short trainings with learning r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from skyformer.attention.base import Attention
 from skyformer.errors import InputError
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
@@ -182,7 +183,9 @@ class Stability(Study[Options, Cell, Result]):
         config, data = self._config(cell), self._data(cell)
         if cell.measure == RATES:
             return _short_training(config, data)
-        return _scores(config, data, self.options.steps, self.options.examples)
+        from skyformer.studies.tasks import batches_of
+
+        return score_steps(config, batches_of(data, config), self.options.steps, self.options.examples)
 
     def _config(self, cell: Cell) -> RunConfig:
         from skyformer.studies.tasks import run_config
@@ -210,7 +213,7 @@ class Stability(Study[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        scores = Scores(results)
+        scores = Scores(_of_scores(results))
         found = [
             *(
                 _ratio_table(
@@ -231,47 +234,62 @@ class Stability(Study[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        found = [_score_figure(Scores(results)), _rate_figure(results)]
+        found = [_score_figure(Scores(_of_scores(results))), _rate_figure(results)]
         return [figure for figure in found if figure.panels]
 
 
-def _scores(config: RunConfig, data: Task, steps: int, examples: int) -> Result:
-    """Train for `steps` steps, and evaluate f before and after each."""
-    from skyformer.studies.tasks import batches_of
+def score_steps(
+    config: RunConfig,
+    batches: Iterable[Batch],
+    steps: int,
+    examples: int | None,
+    redraw_landmarks: bool = False,
+) -> Result:
+    """Train for `steps` steps, and evaluate f before and after each, on some examples of its batch or on all."""
     from skyformer.training.building import Trainee
 
     trainee = Trainee(config)
     rows, losses = [], []
-    for step, batch in enumerate(islice(batches_of(data, config), steps)):
-        evaluator = _Evaluator(trainee.model, batch, examples, seed=step)
+    for step, batch in enumerate(islice(batches, steps)):
+        evaluator = _Evaluator(trainee.model, batch, examples, step, redraw_landmarks)
         old_weights = _flat(trainee.model)
         before = evaluator.evaluate()
         losses.append(significant(trainee.step(batch)))
-        rows.append([_squared(_flat(trainee.model) - old_weights), *_changes(before, evaluator.evaluate())])
+        after = evaluator.evaluate(after=True)
+        rows.append([_squared(_flat(trainee.model) - old_weights), *_changes(before, after)])
     columns = [tuple(significant(value, 6) for value in column) for column in zip(*rows, strict=True)]
     return Result(tuple(losses), *columns)  # type: ignore[arg-type]
 
 
 class _Evaluator:
-    """Evaluates f on some examples of one batch, with the same dropout masks and landmarks every time."""
+    """Evaluates f on some examples of one batch with given dropout masks, and with the same landmarks every time or
+    with new ones."""
 
-    def __init__(self, model: nn.Module, batch: Batch, examples: int, seed: int) -> None:
-        self._model, self._seed = model, seed
+    def __init__(
+        self, model: nn.Module, batch: Batch, examples: int | None, seed: int, redraw_landmarks: bool = False
+    ) -> None:
+        self._model, self._seed, self._redraw = model, seed, redraw_landmarks
         self._tokens, self._mask = batch.tokens[:examples], batch.mask[:examples]
 
     @torch.no_grad()
-    def evaluate(self) -> list[tuple[Tensor, Tensor]]:
-        """f without dropout and with two sets of dropout masks; each (tokens, dim), before and after the final norm."""
+    def evaluate(self, after: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """f without dropout and with two sets of dropout masks, after the step with the second set only; each (tokens,
+        dim), before and after the final norm."""
         self._model.eval()
-        return [self._embedding(masks) for masks in (None, 2 * self._seed, 2 * self._seed + 1)]
+        first, second = 4 * self._seed, 4 * self._seed + 1
+        plain = self._embedding(4 * self._seed + 2 + after, dropout=False)
+        return [plain, *(self._embedding(seed) for seed in ((second,) if after else (first, second)))]
 
-    def _embedding(self, masks: int | None) -> tuple[Tensor, Tensor]:
-        """Only dropout layers are in training mode, so attentions make the fixed random choices of evaluation."""
+    def _embedding(self, seed: int, dropout: bool = True) -> tuple[Tensor, Tensor]:
+        """An attention in evaluation mode makes fixed random choices, so only what drops is in training mode."""
         for module in self._model.modules():
             if isinstance(module, nn.Dropout):
-                module.train(masks is not None)
+                module.train(dropout)
+            elif isinstance(module, Attention):
+                has_dropout = getattr(module, "dropout", 0.0) > 0
+                module.train(dropout if has_dropout else self._redraw)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(masks or 0)
+            torch.manual_seed(seed)
             return embedding(self._model.encoder, self._tokens, self._mask)  # type: ignore[arg-type]
 
 
@@ -288,8 +306,8 @@ def _changes(before: Sequence[tuple[Tensor, Tensor]], after: Sequence[tuple[Tens
     found: list[float] = []
     for place in (0, 1):
         off, first, second = (each[place] for each in before)
-        new_off, new_first, new_second = (each[place] for each in after)
-        found += map(_squared, (off, new_off - off, new_first - first, new_second - first, second - first))
+        new_off, new_second = after[0][place], after[-1][place]
+        found += map(_squared, (off, new_off - off, new_second - second, new_second - first, second - first))
     return found
 
 
@@ -315,17 +333,22 @@ def _short_training(config: RunConfig, data: Task) -> Result:
     return Result(tuple(losses))
 
 
+def _of_scores(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
+    return {cell: result for cell, result in results.items() if cell.measure == SCORE}
+
+
 class Scores:
     """The scores as data frames with one row per attention, task, seed and step.
 
     steps: the fields of the results. pairs: the same, beside those of softmax for the same task, seed and step.
     """
 
-    def __init__(self, results: Mapping[Cell, Result]) -> None:
-        scores = {cell: result for cell, result in results.items() if cell.measure == SCORE}
+    def __init__(self, scores: Mapping[Any, Result]) -> None:
+        """Of cells with the fields attention, task and seed."""
+        cell_type = type(next(iter(scores), Cell(SCORE, "", "", 0, None)))
         norms = [field.name for field in fields(Result) if field.name != "loss"]
         columns = {name: attrgetter(name) for name in norms}
-        frame = to_frame(Cell, scores, **columns, step=lambda result: range(1, len(result.update) + 1))
+        frame = to_frame(cell_type, scores, **columns, step=lambda result: range(1, len(result.update) + 1))
         frame = frame.explode([*norms, "step"]).astype(dict.fromkeys(norms, float))
         self.steps = frame.set_index(["attention", "task", "seed", "step"])[norms].sort_index()
         softmax = self.steps[self.steps.index.get_level_values("attention") == BASELINE].droplevel("attention")
@@ -373,11 +396,11 @@ def _ratio_table(scores: Scores, variant: str, title: str, papers: bool = False)
     by_seed = scores.ratios(variant)
     several = by_seed.index.get_level_values("seed").nunique() > 1
     note = "Mean and standard deviation over seeds" if several else "One seed"
-    texts = by_seed.groupby(["attention", "task"]).agg(_mean_and_deviation)
+    texts = by_seed.groupby(["attention", "task"]).agg(mean_and_deviation)
     return scores.table(title, texts, scores.rivals, note + ("; in brackets: the paper." if papers else "."), papers)
 
 
-def _mean_and_deviation(values: Column) -> str:
+def mean_and_deviation(values: Column) -> str:
     if not (values < math.inf).all():
         return "not finite"
     mean, digits = values.mean(), 2 if values.mean() < 100 else 0

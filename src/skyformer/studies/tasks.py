@@ -53,11 +53,11 @@ def runs_of_data(runs_dir: str | Path, task: Task) -> Path:
     return Path(runs_dir) / f"{task.spec.name}-{data_digest(task)}"
 
 
-def batches_of(task: Task, config: RunConfig) -> Iterator[Batch]:
-    """The training batches of a run, without end."""
+def batches_of(task: Task, config: RunConfig, split: Split = Split.TRAIN) -> Iterator[Batch]:
+    """The training batches of a run, without end, or such batches of another split."""
     loop = config.loop
     loader = training_loader(
-        task.train,
+        task[split],
         loop.batch_size,
         seed=config.seed,
         group_by_length=loop.group_by_length,
