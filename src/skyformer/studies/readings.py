@@ -69,7 +69,10 @@ class Options:
     steps: int = option(20, small=4, least=WARMUP + 1, help="Training steps to compute the score for.")
     batch_size: int | None = option(None, small=8, least=1, help="Examples of a batch; none: the paper's.")
     length: int | None = option(
-        None, small=128, least=64, help="Cut texts and generate ListOps up to this length; none: the paper's."
+        None,
+        small=128,
+        least=64,
+        help="Cut texts, shrink images and generate ListOps up to this length; none: the paper's.",
     )
     pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
     listops_limit: int | None = option(
@@ -136,7 +139,7 @@ class Readings(Study[Options, Cell, Result]):
         changes: dict[str, object] = {}
         if chosen.batch_size is not None:
             changes["loop_batch_size"] = chosen.batch_size
-        if chosen.length is not None and task_spec(cell.task).image_side is None:
+        if chosen.length is not None and chosen.length < task_spec(cell.task).max_length:
             changes["task_max_length"] = chosen.length
         if "a" in on:
             changes |= {"optim_warmup_steps": WARMUP, "loop_steps": chosen.steps}
