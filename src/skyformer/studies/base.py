@@ -55,6 +55,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     result_type: ClassVar[type]
     is_timing_study: ClassVar[bool] = False
     """Whether it measures time: then cells are never measured in parallel, and the machine is one of the facts."""
+    keeps_other_cells: ClassVar[bool] = False
+    """Whether a record may have cells that are not in the plan, such as runs that have been deleted since."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -207,14 +207,17 @@ def _field_types(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def check_continues(record: Record[CellT, ResultT], plan: set[CellT], facts: Mapping[str, Fact], path: Path) -> None:
-    """Check that the stored record has the same facts, and no cell outside the plan; cells may be missing."""
+def check_continues(
+    record: Record[CellT, ResultT], plan: set[CellT] | None, facts: Mapping[str, Fact], path: Path
+) -> None:
+    """Check that the stored record has the same facts, and no cell outside the plan; cells may be missing. Without a
+    plan, all cells are allowed."""
     advice = "choose another folder with --output, or discard the saved results with --fresh"
     for name in {**record.facts, **facts}:
         stored, now = record.facts.get(name), facts.get(name)
         if stored != now:
             raise InputError(f"{path} was measured with {name} {stored!r}, this command has {now!r}; {advice}")
-    stray = next((cell for cell in record.cells if cell not in plan), None)
+    stray = next((cell for cell in record.cells if plan is not None and cell not in plan), None)
     if stray is not None:
         raise InputError(f"{path} has results that this command would not measure, such as {stray}; {advice}")
 

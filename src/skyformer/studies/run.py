@@ -49,7 +49,7 @@ def run_study(
         )
     torch.set_num_threads(threads)
     plan, path = list(dict.fromkeys(study.cells())), record_path(study.name, folder)
-    if not plan:
+    if not plan and not (study.keeps_other_cells and path.exists()):
         raise InputError(f"the options of {study.name} leave nothing to measure; one of their lists is empty")
     record = _open_record(study, plan, path, fresh)
     missing = [cell for cell in plan if cell not in record.cells]
@@ -76,7 +76,7 @@ def _open_record(
     record: Record[CellT, ResultT] = Record(study.name, {}, facts)
     if path.exists() and not fresh:
         record = read_record(type(study), path)
-        check_continues(record, set(plan), facts, path)
+        check_continues(record, None if study.keeps_other_cells else set(plan), facts, path)
     record.options = asdict(study.options)
     return record
 

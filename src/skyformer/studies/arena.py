@@ -1,0 +1,305 @@
+"""Long Range Arena at the paper's lengths (Table 1, Figures 2 and 4): a record of runs that were trained elsewhere.
+
+Such runs take hours to days, so this study does not train: `skyformer sweep` does, in as many sessions and on as many
+machines as needed, and this study collects what there is, finished or not. Every cell is one run at the step that
+it has reached. Collecting again adds runs, and runs that have advanced; it never loses a run that is no longer there.
+
+The time axis is that of an idle machine: the step times the seconds per step from a record of the study `efficiency`,
+with batches of similar lengths. So it does not matter what else a machine did while it trained.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyformer.errors import DataError
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.paper import ACCURACY, TASK_TITLES, tasks_among
+from skyformer.report.tables import NOTHING, Table, number
+from skyformer.studies.accuracy import thinned
+from skyformer.studies.base import Study, option
+from skyformer.studies.frames import in_order
+from skyformer.studies.record import read_record, significant
+from skyformer.studies.registry import register_study
+
+if TYPE_CHECKING:
+    from skyformer.training.runs import Run
+
+EVALUATIONS = 5
+"""The table of evaluations has about this many columns."""
+
+
+@dataclass(frozen=True)
+class Options:
+    runs_dir: str = option("runs", small="studies/small/accuracy/runs", help="Folder of the runs, or of such folders.")
+    preset: str = option("paper", small="study", help="Runs of this preset are collected.")
+    efficiency: str | None = option(
+        None, help="Record of `skyformer study efficiency`, from which the seconds per step are taken."
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run, named with a digest of its settings, at the step that it has reached; `data` is a digest of its data."""
+
+    task: str
+    attention: str
+    seed: int
+    run: str
+    data: str
+    step: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run so far. `steps` is the step at which it ends and `schedule` that at which its learning rate is zero. The
+    points of dev_curve are (step, accuracy, loss), those of train_curve (step, loss). `idle_seconds` is the time of a
+    step on an idle machine, None if it was not measured. Test accuracy is None unless the run is finished."""
+
+    steps: int
+    schedule: int
+    length: int
+    batch_size: int
+    changes: tuple[str, ...]
+    test_accuracy: float | None
+    test_examples: int | None
+    best_step: int | None
+    dev_curve: tuple[tuple[float | None, ...], ...]
+    train_curve: tuple[tuple[float | None, ...], ...]
+    idle_seconds: float | None
+    threads: int
+    processor: str
+    commit: str | None
+
+    def dev_accuracy(self, step: float | None = None) -> float | None:
+        """The accuracy of the evaluation at a step, or of the last one."""
+        found = [point[1] for point in self.dev_curve if step is None or point[0] == step]
+        return found[-1] if found else None
+
+
+@register_study
+class Arena(Study[Options, Cell, Result]):
+    name = "arena"
+    title = "Accuracy on Long Range Arena at the paper's lengths (Table 1, Figures 2 and 4)"
+    keeps_other_cells = True
+
+    def cells(self) -> Sequence[Cell]:
+        found = []
+        for run in self._runs():
+            config, data = run.config, run.data
+            if config.preset == self.options.preset and (step := _last_step(run)):
+                digest = "unknown" if data is None else data.digest()
+                where = (config.task.name, config.model.attention, config.seed)
+                found.append(Cell(*where, run.name, digest, step, run.finished))
+        return found
+
+    def measure(self, cell: Cell) -> Result:
+        run = next(run for run in self._runs() if run.name == cell.run)
+        return _read(run, cell, _idle_seconds(self.options.efficiency, cell))
+
+    def _runs(self) -> list[Run]:
+        """The runs in the folder, and in the folders in it."""
+        from skyformer.training.runs import list_runs
+
+        folder = Path(self.options.runs_dir)
+        if not folder.is_dir():
+            raise DataError(f"--runs-dir must be a folder of runs; there is none at {folder}")
+        inner = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.name.startswith(".")]
+        return [run for each in (folder, *inner) for run in list_runs(each)]
+
+    @classmethod
+    def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
+        runs = latest(results)
+        return [_accuracy_table(runs), *(_evaluation_table(runs, task) for task in tasks_among(runs)), _run_table(runs)]
+
+    @classmethod
+    def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
+        runs, time = latest(results), "training time on an idle machine (hours)"
+        drawn = [
+            _curves(runs, "figure", "Accuracy on the dev set", time, 1, "accuracy (%)", 100, timed=True),
+            _curves(runs, "loss", "Loss on the dev set", time, 2, "cross entropy", 1, timed=True),
+            _curves(runs, "steps", "Accuracy on the dev set", "step", 1, "accuracy (%)", 100),
+        ]
+        return [figure for figure in drawn if figure.panels]
+
+
+def _last_step(run: Run) -> int:
+    """The last step with a row of metrics; 0 before the first."""
+    return max((row.step for row in run.metrics()), default=0)
+
+
+def _read(run: Run, cell: Cell, idle_seconds: float | None) -> Result:
+    """The run up to the step of its cell."""
+    from skyformer.training.collect import changes_to_preset
+
+    config, environment = run.config, run.environment
+    result = run.result if cell.finished else None
+    rows = [row for row in run.metrics() if row.step <= cell.step]
+    return Result(
+        steps=config.loop.last_step,
+        schedule=config.loop.steps,
+        length=config.task.longest,
+        batch_size=config.loop.batch_size * config.loop.accumulate,
+        changes=tuple(changes_to_preset(config)),
+        test_accuracy=None if result is None else significant(result.test_accuracy),
+        test_examples=None if result is None else result.test_examples,
+        best_step=None if result is None else result.best_step,
+        dev_curve=tuple(
+            (row.step, significant(row.accuracy), significant(row.loss)) for row in rows if row.split == "dev"
+        ),
+        train_curve=tuple(
+            (row.step, significant(row.loss)) for row in thinned([row for row in rows if row.split == "train"])
+        ),
+        idle_seconds=idle_seconds,
+        threads=environment.threads,
+        processor=environment.cpu,
+        commit=environment.commit,
+    )
+
+
+def _idle_seconds(file: str | None, cell: Cell) -> float | None:
+    """The seconds per step of a record of the study of efficiency."""
+    if file is None:
+        return None
+    from skyformer.studies.efficiency import SIMILAR, Costs, Efficiency
+
+    path = Path(file)
+    seconds = Costs(read_record(Efficiency, path).results(), SIMILAR).ours("seconds")
+    known = cell.task in seconds.columns and cell.attention in seconds.index
+    found = float(seconds.loc[cell.attention, cell.task]) if known else float("nan")
+    return None if found != found else significant(found)
+
+
+def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
+    """Every run once: as it was collected last."""
+    furthest: dict[tuple[str, str], Cell] = {}
+    for cell in results:
+        key = (cell.run, cell.data)
+        if key not in furthest or (cell.step, cell.finished) > (furthest[key].step, furthest[key].finished):
+            furthest[key] = cell
+    places = {name: place for place, name in enumerate(in_order((c.attention for c in results), ACCURACY))}
+    tasks = list(TASK_TITLES)
+    ordered = sorted(
+        furthest.values(), key=lambda cell: (tasks.index(cell.task), places[cell.attention], cell.seed, cell.run)
+    )
+    return {cell: results[cell] for cell in ordered}
+
+
+def _of(runs: Mapping[Cell, Result], task: str, attention: str) -> dict[Cell, Result]:
+    return {cell: run for cell, run in runs.items() if (cell.task, cell.attention) == (task, attention)}
+
+
+def _attentions(runs: Mapping[Cell, Result]) -> list[str]:
+    return in_order((cell.attention for cell in runs), ACCURACY)
+
+
+def _accuracy_table(runs: Mapping[Cell, Result]) -> Table:
+    """The layout of Table 1: one row per attention, ours and the paper's for each task."""
+    tasks, rows = tasks_among(runs), []
+    for name in in_order((*ACCURACY, *_attentions(runs)), ACCURACY):
+        cells = [name]
+        for task in tasks:
+            papers = f"{ACCURACY[name].on(task):.2f}" if name in ACCURACY else NOTHING
+            cells += [_accuracy(_of(runs, task, name)), papers]
+        rows.append(cells)
+    note = (
+        "Ours: the test accuracy of finished runs, mean and standard deviation over seeds if there are several. In "
+        "brackets: the dev accuracy of runs that are not finished, at the last step that was evaluated. The paper's: "
+        "after 50,000 steps, mean of three seeds."
+    )
+    groups = [("", 1), *((TASK_TITLES[task], 2) for task in tasks)]
+    return Table("Accuracy in percent", ["attention", *["ours", "paper"] * len(tasks)], rows, note, groups)
+
+
+def _accuracy(runs: Mapping[Cell, Result]) -> str:
+    tests = [100 * run.test_accuracy for run in runs.values() if run.test_accuracy is not None]
+    spread = f" ± {statistics.stdev(tests):.2f}" if len(tests) > 1 else ""
+    parts = [f"{statistics.mean(tests):.2f}{spread}"] if tests else []
+    for cell, run in runs.items():
+        last = run.dev_accuracy()
+        if run.test_accuracy is None and last is not None:
+            parts.append(f"(seed {cell.seed}: {100 * last:.1f} at {run.dev_curve[-1][0]:,})")
+    return ", ".join(parts) or NOTHING
+
+
+def _evaluation_table(runs: Mapping[Cell, Result], task: str) -> Table:
+    """Dev accuracy by step, the mean over seeds."""
+    here = {cell: run for cell, run in runs.items() if cell.task == task}
+    steps = sorted({int(point[0] or 0) for run in here.values() for point in run.dev_curve})
+    shown = steps if len(steps) <= 2 * EVALUATIONS else steps[:: len(steps) // EVALUATIONS]
+    rows = []
+    for name in _attentions(here):
+        cells = []
+        for step in shown:
+            found = [run.dev_accuracy(step) for run in _of(here, task, name).values()]
+            values = [100 * value for value in found if value is not None]
+            count = f" ({len(values)} seeds)" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.1f}{count}" if values else NOTHING)
+        rows.append([name, *cells])
+    return Table(f"{TASK_TITLES[task]}: accuracy on the dev set in percent", ["step", *map("{:,}".format, shown)], rows)
+
+
+def _run_table(runs: Mapping[Cell, Result]) -> Table:
+    rows = []
+    for cell, run in runs.items():
+        accuracies = [run.dev_accuracy(), run.test_accuracy]
+        rows.append(
+            [
+                TASK_TITLES[cell.task],
+                cell.attention,
+                str(cell.seed),
+                f"{cell.step:,} of {run.steps:,}",
+                "finished" if cell.finished else "not finished",
+                *(NOTHING if value is None else f"{100 * value:.2f}" for value in accuracies),
+                NOTHING if run.best_step is None else f"{run.best_step:,}",
+                number(run.idle_seconds),
+                f"{run.length:,}",
+                cell.data,
+                ", ".join(run.changes) or NOTHING,
+            ]
+        )
+    header = ["task", "attention", "seed", "steps", "state", "dev %", "test %", "best step", "s per step", "length"]
+    note = (
+        "dev: at the last evaluation. best step: the model that was tested. s per step: on an idle machine, from the "
+        "record of efficiency, without dropout of attention weights. data: a digest of the prepared data."
+    )
+    return Table("All runs", [*header, "data", "changes to the preset"], rows, note)
+
+
+def _curves(
+    runs: Mapping[Cell, Result],
+    name: str,
+    title: str,
+    x_label: str,
+    y: int,
+    y_label: str,
+    scale: float,
+    timed: bool = False,
+) -> Figure:
+    """One panel per task, one line per attention: the mean over seeds, with their range."""
+    panels = []
+    for task in tasks_among(runs):
+        lines = []
+        for attention in _attentions(runs):
+            of = list(_of(runs, task, attention).values())
+            idle = next((run.idle_seconds for run in of if run.idle_seconds is not None), None)
+            by_step: dict[float, list[float]] = {}
+            for run in of:
+                for point in run.dev_curve:
+                    if point[0] is not None and point[y] is not None:
+                        by_step.setdefault(point[0], []).append(scale * (point[y] or 0.0))
+            if not by_step or (timed and idle is None):
+                continue
+            steps = sorted(by_step)
+            xs = [step * (idle or 0.0) / 3600 for step in steps] if timed else steps
+            spread = [(statistics.mean(by_step[step]), min(by_step[step]), max(by_step[step])) for step in steps]
+            means, low, high = zip(*spread, strict=True)
+            lines.append(Series(attention, xs, means, low, high))
+        if lines:
+            panels.append(Panel(TASK_TITLES[task], x_label, y_label, lines))
+    return Figure(name, f"{title}, at the paper's lengths", panels)
