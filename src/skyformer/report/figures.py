@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ class Mark(enum.Enum):
     LINE = "line"
     DASHED = "dashed"
     POINTS = "points"
+    HOLLOW = "hollow"
     BARS = "bars"
 
 
@@ -63,7 +65,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. With `x_names`, x = 0, 1, ... are labelled with these names."""
+    """One pair of axes. With `x_names`, x = 0, 1, ... are labelled with these names; with `y_names` y is, from the top
+    down. `legend` is off where those names say everything."""
 
     title: str
     x_label: str
@@ -72,6 +75,8 @@ class Panel:
     x_log: bool = False
     y_log: bool = False
     x_names: Sequence[str] = ()
+    y_names: Sequence[str] = ()
+    legend: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,8 @@ def draw_figure(figure: Figure, folder: Path) -> list[Path]:
         if figure.note:
             canvas.supxlabel(textwrap.fill(figure.note, _NOTE_CHARACTERS * columns), fontsize=7)
         if not figure.direct:
-            _add_legend(canvas, axes.flat, columns, beside=bool(figure.note))
+            explained = [axis for axis, panel in zip(axes.flat, figure.panels, strict=False) if panel.legend]
+            _add_legend(canvas, explained, columns, beside=bool(figure.note))
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{figure.name}.{suffix}" for suffix in FORMATS]
         # Computing the layout takes most of the time, so it is computed once, not for every format.
@@ -150,31 +156,55 @@ def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
     for series in panel.series:
         _draw_series(axis, series, colours[series.label])
     if panel.x_log:
-        axis.set_xscale("log", base=2)
-        _label_every_x(axis, panel)
+        axis.set_xscale("log")
+        ticks = sorted({x for series in panel.series for x in series.x})
+        if len(ticks) <= _MOST_TICKS:
+            _set_ticks(axis.xaxis, ticks)
+        else:
+            _label_plainly(axis.xaxis, axis.get_xlim())
+    elif all(float(x).is_integer() for series in panel.series for x in series.x):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_formatter("{x:,g}")
     if panel.y_log:
         axis.set_yscale("log")
-        _label_plainly_within_a_decade(axis)
+        _label_plainly(axis.yaxis, axis.get_ylim())
     if panel.x_names:
         axis.set_xticks(range(len(panel.x_names)), panel.x_names)
+    if panel.y_names:
+        axis.set_yticks(range(len(panel.y_names)), panel.y_names)
+        axis.set_ylim(len(panel.y_names) - 0.5, -0.5)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.grid(alpha=0.3)
 
 
-def _label_plainly_within_a_decade(axis: Any) -> None:
-    """Within one decade, a log axis labels its minor ticks as 2.2 x 10^0 by default; label them as 2.2."""
-    low, high = axis.get_ylim()
-    if high < 10 * low:
-        axis.yaxis.set_minor_formatter("{x:g}")
+_MOST_TICKS = 8
+_SUBDIVIDED_DECADES = 2.5
+"""Up to this many decades, a log axis also labels 2 and 5 times the powers of ten."""
 
 
-def _label_every_x(axis: Any, panel: Panel) -> None:
+def _set_ticks(axis: Any, ticks: Sequence[float]) -> None:
     from matplotlib import ticker
 
-    ticks = sorted({x for series in panel.series for x in series.x})
-    if len(ticks) <= 8:
-        axis.set_xticks(ticks, [f"{x:,g}" for x in ticks])
-        axis.xaxis.set_minor_locator(ticker.NullLocator())
+    axis.set_ticks(ticks, [f"{x:,g}" for x in ticks])
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def _label_plainly(axis: Any, limits: tuple[float, float]) -> None:
+    """Ticks of a log axis as plain numbers, 0.05 and 20,000 instead of powers of ten; beyond that, matplotlib's own."""
+    from matplotlib import ticker
+
+    low, high = limits
+    decades = math.log10(high / low) if low > 0 else math.inf
+    if low >= _PLAIN_FROM and high <= _PLAIN_TO:
+        multiples = (1, 2, 5) if decades <= _SUBDIVIDED_DECADES else (1,)
+        if decades < 1:
+            multiples = (1, 1.5, 2, 3, 5, 7)
+        axis.set_major_locator(ticker.LogLocator(subs=multiples))
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter(ticker.NullFormatter())
+
+
+_PLAIN_FROM, _PLAIN_TO = 1e-3, 1e6
 
 
 def _draw_series(axis: Any, series: Series, colour: str) -> None:
@@ -185,8 +215,11 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
         axis.bar_label(bars, [number(value) for value in series.y], fontsize=8)
         axis.set_xticks([])
         return
-    style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o"}[series.mark]
-    axis.plot(series.x, y, style, color=colour, label=series.label, markersize=3.5, linewidth=1.4)
+    style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o", Mark.HOLLOW: "o"}[series.mark]
+    form = {Mark.LINE: {"markersize": 3.5}, Mark.HOLLOW: {"markersize": 5, "markerfacecolor": "none"}}
+    axis.plot(
+        series.x, y, style, color=colour, label=series.label, linewidth=1.4, **form.get(series.mark, {"markersize": 5})
+    )
     if series.low and series.high:
         low, high = ([missing if v is None else v for v in bound] for bound in (series.low, series.high))
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -9,8 +9,8 @@ step is forward, backward, gradient clipping and optimiser.
   that the memory peak is that of a whole run. Images all have one length, so they are measured only with padding.
 - Attention "softmax, materialised": the matrix of scores is formed and kept for the backward pass.
 - Attention "softmax, recomputed": softmax as the paper's authors ran it, with dropout of the attention weights; the
-  matrix of scores is formed, and formed again in the backward pass (activation checkpointing). Where it was measured,
-  costs are divided by its costs, else by those of materialised softmax.
+  matrix of scores is formed, and formed again in the backward pass (activation checkpointing). If it was measured on all
+  tasks, costs are divided by its costs, else by those of materialised softmax.
 
 The speed of a machine changes from minute to minute. Therefore all attentions are measured one after the other, in
 several rounds, and the round with the median time counts. These two forms of softmax are measured in the first round
@@ -319,10 +319,11 @@ class Costs:
     def __init__(self, results: Results, kind: str) -> None:
         self.kind, self.title = kind, KIND_TITLES[kind]
         self.attentions = in_order((cell.attention for cell in results), ATTENTIONS)
-        self.baseline = RECOMPUTED if RECOMPUTED in self.attentions else MATERIALISED
         self.tasks = tasks_among(results)
-        self._lengths = {(cell.task, cell.length) for cell in results}
         of_kind = {cell: result for cell, result in results.items() if cell.batches in kinds_of(cell.task, (kind,))}
+        recomputed = {cell.task for cell in of_kind if cell.attention == RECOMPUTED}
+        self.baseline = RECOMPUTED if recomputed == set(self.tasks) else MATERIALISED
+        self._lengths = {(cell.task, cell.length) for cell in results}
         texts = {f"{name} text": partial(_shown, quantity) for name, quantity in QUANTITIES.items()}
         self.rounds = to_frame(Cell, of_kind, **QUANTITIES, **texts)
 
@@ -468,33 +469,37 @@ def _speed_table(results: Results) -> Table:
 
 
 def _share_figure(results: Results) -> Figure:
-    """Our shares over the paper's: below the diagonal, ours is the smaller one."""
+    """One row per attention: ours as full points, one for each task, and the paper's as circles below."""
     costs, panels = Costs(results, PADDED), []
-    for quantity, title in (("hours", "time"), ("memory", "memory")):
-        points = [_share_points(attention, *costs.shares(quantity)) for attention in costs.attentions]
-        points = [each for each in points if each.x and each.label not in SOFTMAX_FORMS]
-        if points:
-            ends = [min(min(each.x) for each in points), max(max(each.x) for each in points)]
-            points.append(Series("as in the paper", ends, ends, mark=Mark.DASHED))
-            panels.append(Panel(title, "in the paper", "here", points, x_log=True, y_log=True))
-    title = f"Time and memory divided by those of {costs.baseline_title}, padded batches, one point per task"
-    return Figure("figure", title, panels, columns=2)
-
-
-def _share_points(attention: str, ours: DataFrame, papers: DataFrame) -> Series:
-    y, x = ours.loc[attention], papers.loc[attention]
-    known = x.notna() & y.notna()
-    return Series(attention, x[known].tolist(), y[known].tolist(), mark=Mark.POINTS)
+    names = [name for name in costs.attentions if name not in (*SOFTMAX_FORMS, "softmax")]
+    for quantity, title in (("hours", "Time of a step"), ("memory", "Memory of a step")):
+        ours, papers = costs.shares(quantity)
+        points = [
+            Series(name, x.tolist(), [row + shift] * len(x), mark=mark)
+            for row, name in enumerate(names)
+            for shares, shift, mark in ((ours, -0.15, Mark.POINTS), (papers, 0.2, Mark.HOLLOW))
+            if len(x := shares.loc[name].dropna())
+        ]
+        if points and papers.notna().any(axis=None):
+            label = f"divided by that of {costs.baseline_title}"
+            panels.append(Panel(title, label, "", points, x_log=True, y_names=names, legend=False))
+    title = "Cost of a training step, padded batches; one point for each of the five tasks"
+    return Figure("figure", title, panels, columns=2, note="Full points: here, on a CPU. Circles: the paper, on a GPU.")
 
 
 def _cost_figure(costs: Costs) -> Figure:
-    """Time over memory, one panel per task."""
-    seconds, memory, panels = costs.ours("seconds"), costs.ours("memory"), []
-    for task in costs.tasks:
+    """Seconds and memory of a step: one row per attention, one colour per task."""
+    panels = []
+    for quantity, title, label in (
+        ("seconds", "Time", "seconds per step"),
+        ("memory", "Memory", "GB that a step adds to the process"),
+    ):
+        values = costs.ours(quantity)
         points = [
-            Series(attention, [memory.loc[attention, task]], [y], mark=Mark.POINTS)
-            for attention, y in seconds[task].dropna().items()
+            Series(TASK_TITLES[task], x.tolist(), [costs.attentions.index(name) for name in x.index], mark=Mark.POINTS)
+            for task in costs.tasks
+            if len(x := values[task].dropna())
         ]
         if points:
-            panels.append(Panel(TASK_TITLES[task], "memory (GB)", "seconds per step", points, x_log=True, y_log=True))
-    return Figure(costs.kind.replace(" ", "_"), f"Time and memory of a training step, {costs.title}", panels)
+            panels.append(Panel(title, label, "", points, x_log=True, y_names=costs.attentions))
+    return Figure(costs.kind.replace(" ", "_"), f"Cost of a training step, {costs.title}", panels, columns=2)

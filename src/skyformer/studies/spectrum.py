@@ -51,6 +51,8 @@ MATRICES = (*OUTPUTS, *SCORES)
 INDEX = (*range(1, 17), *range(20, 65, 4), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """The positions of the singular values that are recorded."""
 
+PAPER_TASKS = ("text", "listops", "retrieval", "pathfinder")
+"""The tasks of Figure 3."""
 ENERGY = 0.99
 VISIBLE = 0.01
 SMALL_TRAINING = (
@@ -110,6 +112,8 @@ class Result:
     condition: tuple[float | None, ...]
     singular: tuple[float, ...]
     row_spread: tuple[float | None, ...]
+    values: tuple[tuple[float | None, ...], ...] = ()
+    """Mean singular values at INDEX, not divided by anything; records of earlier versions do not have them."""
 
 
 def statistics_of(matrices: Sequence[Tensor]) -> dict[str, Any]:
@@ -124,6 +128,7 @@ def statistics_of(matrices: Sequence[Tensor]) -> dict[str, Any]:
     conditions = [1 / max(float(each[-1]), floor) for each, floor in zip(shares, floors, strict=True)]
     return {
         "curves": tuple(_mean([float(each[i - 1]) for each in shares]) if i <= shortest else None for i in INDEX),
+        "values": tuple(_mean([float(each[i - 1]) for each in kept]) if i <= shortest else None for i in INDEX),
         "energy_rank": _mean([energy_rank(each) for each in kept]),
         "visible": _mean([int((each >= VISIBLE).sum()) for each in shares]),
         "effective_rank": _mean([effective_rank(each) for each in kept]),
@@ -408,9 +413,17 @@ def _line(label: str, curve: Sequence[float | None]) -> Series:
 
 
 def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Figure 3: the output of softmax attention, one line per task."""
-    lines = [_line(TASK_TITLES[task], result.curves[0]) for task, result in _of_tasks(results).items()]
-    panel = Panel(f"output of layer {LAYER}", "index", "singular value / largest", lines, y_log=True)
+    """Figure 3: the output of softmax attention, one line for each of the paper's four tasks. Records of earlier
+    versions have only values divided by the largest, and show all tasks."""
+    by_task = _of_tasks(results)
+    four = {task: result for task, result in by_task.items() if task in PAPER_TASKS and result.values}
+    absolute = bool(four) and all(result.values for result in by_task.values())
+    label = "singular value" if absolute else "singular value / largest"
+    lines = [
+        _line(TASK_TITLES[task], result.values[0] if absolute else result.curves[0])
+        for task, result in (four if absolute else by_task).items()
+    ]
+    panel = Panel(f"output of layer {LAYER}", "index", label, lines, y_log=True)
     return Figure("figure", "Singular values of softmax attention's output", [panel], columns=1)
 
 

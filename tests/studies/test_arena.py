@@ -1,0 +1,83 @@
+"""The study arena: runs are collected at any step, again as they advance, and are never lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from skyformer.errors import DataError
+from skyformer.studies import run_study
+from skyformer.studies.arena import Arena, Cell, Options, Result, latest
+from skyformer.training.runs import Run
+from tests.helpers import refused
+from tests.training.fakes import a_config, finish, result_of, start, write_curve
+
+EFFICIENCY = Path(__file__).parents[2] / "results" / "efficiency" / "efficiency.json"
+CURVE = [(0.5, 0.7, 10.0), (0.6, 0.6, 20.0)]
+
+
+def started(folder: Path, attention: str = "skyformer", seed: int = 0) -> Run:
+    run = start(a_config("text", attention, seed=seed, preset="paper"), folder)
+    write_curve(run, CURVE)
+    return run
+
+
+def collect(folder: Path, runs: Path, **options: str) -> dict[Cell, Result]:
+    return run_study(Arena(Options(runs_dir=str(runs), **options)), folder).results()
+
+
+def test_runs_advance_and_remain_after_they_are_deleted(tmp_path: Path) -> None:
+    runs, folder = tmp_path / "runs", tmp_path / "record"
+    run, other = started(runs), started(runs, "softmax")
+    first = collect(folder, runs)
+    assert [cell.step for cell in first] == [200, 200]
+    shutil.rmtree(other.folder)
+    write_curve(run, [*CURVE, (0.65, 0.5, 30.0)])
+    collect(folder, runs)
+    run.write_result(result_of(run, 0.64))
+    results = latest(collect(folder, runs))
+    assert {cell.attention: (cell.step, cell.finished) for cell in results} == {
+        "softmax": (200, False),
+        "skyformer": (300, True),
+    }
+    shutil.rmtree(run.folder)
+    assert latest(collect(folder, runs)) == results
+
+
+def test_tables_have_the_layout_of_table_1_and_say_what_is_not_finished(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for seed, accuracy in ((0, 0.62), (1, 0.64)):
+        finish(a_config("text", "skyformer", seed=seed, preset="paper"), runs, accuracy=accuracy)
+    started(runs, "softmax")
+    results = collect(tmp_path / "record", runs, efficiency=str(EFFICIENCY))
+    accuracy, by_step, every = Arena.tables(results)
+    rows = {row[0]: row[1:] for row in accuracy.rows}
+    assert rows["skyformer"] == ["63.00 ± 1.41", "64.70"]
+    assert rows["softmax"] == ["(seed 0: 60.0 at 200)", "61.95"]
+    assert rows["bigbird"] == ["-", "63.86"]
+    assert by_step.rows == [
+        ["softmax", "50.0", "60.0", "-"],
+        ["skyformer", "30.0 (2 seeds)", "35.0 (2 seeds)", "63.0 (2 seeds)"],
+    ]
+    assert [row[3:5] for row in every.rows] == [["200 of 50,000", "not finished"], *[["300 of 50,000", "finished"]] * 2]
+    figure, loss, steps = Arena.figures(results)
+    (panel,) = figure.panels
+    assert (figure.name, loss.name, steps.name) == ("figure", "loss", "steps")
+    idle = results[next(cell for cell in results if cell.attention == "softmax")].idle_seconds
+    assert idle is not None
+    assert panel.series[0].x == [100 * idle / 3600, 200 * idle / 3600]
+    assert steps.panels[0].series[0].x == [100, 200]
+
+
+def test_without_a_record_of_efficiency_there_is_no_time_axis(tmp_path: Path) -> None:
+    started(tmp_path / "runs" / "text-data")
+    results = collect(tmp_path / "record", tmp_path / "runs")
+    assert [figure.name for figure in Arena.figures(results)] == ["steps"]
+
+
+def test_other_presets_are_left_out_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    finish(a_config("listops", preset="cpu"), tmp_path / "runs")
+    started(tmp_path / "runs")
+    assert [cell.task for cell in collect(tmp_path / "record", tmp_path / "runs")] == ["text"]
+    with refused(DataError, "--runs-dir", "none at"):
+        collect(tmp_path / "record", tmp_path / "nothing")
