@@ -196,9 +196,8 @@ def _label_plainly(axis: Any, limits: tuple[float, float]) -> None:
     low, high = limits
     decades = math.log10(high / low) if low > 0 else math.inf
     if low >= _PLAIN_FROM and high <= _PLAIN_TO:
-        multiples = (1, 2, 5) if decades <= _SUBDIVIDED_DECADES else (1,)
-        if decades < 1:
-            multiples = (1, 1.5, 2, 3, 5, 7)
+        within = decades < 1
+        multiples = (1, 1.5, 2, 3, 5, 7) if within else (1, 2, 5) if decades <= _SUBDIVIDED_DECADES else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=multiples))
         axis.set_major_formatter("{x:,g}")
         axis.set_minor_formatter(ticker.NullFormatter())
@@ -216,10 +215,10 @@ def _draw_series(axis: Any, series: Series, colour: str) -> None:
         axis.set_xticks([])
         return
     style = {Mark.LINE: "-o", Mark.DASHED: "--", Mark.POINTS: "o", Mark.HOLLOW: "o"}[series.mark]
-    form = {Mark.LINE: {"markersize": 3.5}, Mark.HOLLOW: {"markersize": 5, "markerfacecolor": "none"}}
-    axis.plot(
-        series.x, y, style, color=colour, label=series.label, linewidth=1.4, **form.get(series.mark, {"markersize": 5})
-    )
+    face = "none" if series.mark is Mark.HOLLOW else colour
+    size = 3.5 if series.mark is Mark.LINE else 5
+    drawn = {"color": colour, "label": series.label, "linewidth": 1.4, "markersize": size, "markerfacecolor": face}
+    axis.plot(series.x, y, style, **drawn)
     if series.low and series.high:
         low, high = ([missing if v is None else v for v in bound] for bound in (series.low, series.high))
         axis.fill_between(series.x, low, high, color=colour, alpha=0.15, linewidth=0)

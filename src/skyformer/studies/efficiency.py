@@ -9,8 +9,8 @@ step is forward, backward, gradient clipping and optimiser.
   that the memory peak is that of a whole run. Images all have one length, so they are measured only with padding.
 - Attention "softmax, materialised": the matrix of scores is formed and kept for the backward pass.
 - Attention "softmax, recomputed": softmax as the paper's authors ran it, with dropout of the attention weights; the
-  matrix of scores is formed, and formed again in the backward pass (activation checkpointing). If it was measured on all
-  tasks, costs are divided by its costs, else by those of materialised softmax.
+  matrix of scores is formed, and formed again in the backward pass (activation checkpointing). If it was measured on
+  all tasks, costs are divided by its costs, else by those of materialised softmax.
 
 The speed of a machine changes from minute to minute. Therefore all attentions are measured one after the other, in
 several rounds, and the round with the median time counts. These two forms of softmax are measured in the first round

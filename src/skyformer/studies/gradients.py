@@ -11,7 +11,8 @@ variants train on ListOps with the same weights at the start, the same batches a
   kernel between shifted keys and queries, and keeps the output within the range of the values.
 - softmax, kernelized, skyformer and nystromformer as they are.
 
-The norm is that of the gradient of all weights before clipping. A training ends if it or the loss is not finite.
+The norm is that of the gradient of all weights before clipping. A training ends if it or the loss is not finite, or if
+the d x d matrix is singular in float32.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Gradients(Study[Options, Cell, Result]):
             squares.clear()
             try:
                 loss = trainee.step(batch)
-            except SolveError:
+            except (SolveError, torch.linalg.LinAlgError):
                 loss = math.nan
             norm = math.sqrt(float(torch.stack(squares).sum())) if squares else math.nan
             norms.append(significant(norm))
