@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from skyformer.attention import Promise, attention_class, list_attentions
 from skyformer.cli.index import FILE, fresh_index
 from skyformer.model import ModelConfig
 from skyformer.report.tables import Table, as_markdown
+from skyformer.studies.arena import Arena
 from skyformer.studies.base import StudyClass
 from skyformer.studies.benchmarks.conversion import Conversion
 from skyformer.studies.benchmarks.huggingface import HuggingFaceBenchmark
 from skyformer.studies.benchmarks.tilted import TiltedBenchmark
 from skyformer.studies.files import report_tables
+from skyformer.studies.gradients import Gradients
+from skyformer.studies.readings import Readings
 from skyformer.studies.record import read_record, record_path
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +60,7 @@ def study_table(study: StudyClass, number: int = 0) -> str:
     """One of the tables of a benchmark, from its record in results/."""
     record = read_record(study, record_path(study.name, RESULTS / study.name))
     made = study.tables(record.results())[number]
-    return table(made.header, made.rows, made.note)
+    return as_markdown([replace(made, title="")]).rstrip("\n")
 
 
 def study_tables(study: StudyClass) -> str:
@@ -81,6 +85,12 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "tilted": partial(study_table, TiltedBenchmark, 1),
     },
     "tilted.md": {"results": partial(study_tables, TiltedBenchmark)},
+    "reproduction.md": {
+        "readings": partial(study_table, Readings, 2),
+        "gradients": partial(study_table, Gradients),
+        "arena": partial(study_table, Arena),
+        "evaluations": partial(study_table, Arena, 1),
+    },
 }
 """The generated tables of each page; a table is between `<!-- name: begin -->` and `<!-- name: end -->`."""
 

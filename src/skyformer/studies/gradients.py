@@ -96,7 +96,8 @@ class PrintedNystrom(Attention):
         left, middle, right = ((scale * a @ b.mT).exp() for a, b in ((query, W), (W, W), (W, key)))
         if mask is not None:
             right = right.masked_fill(~mask[:, None, None, :], 0)
-        inner = torch.linalg.solve(
+        # Without an error for a singular matrix: the result is then not finite.
+        inner, _ = torch.linalg.solve_ex(
             middle + self.gamma * torch.eye(self.num_landmarks, device=W.device),
             right @ torch.cat([value, torch.ones_like(value[..., :1])], -1),
         )
@@ -139,7 +140,7 @@ class Gradients(Study[Options, Cell, Result]):
             squares.clear()
             try:
                 loss = trainee.step(batch)
-            except (SolveError, torch.linalg.LinAlgError):
+            except SolveError:
                 loss = math.nan
             norm = math.sqrt(float(torch.stack(squares).sum())) if squares else math.nan
             norms.append(significant(norm))
