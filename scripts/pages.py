@@ -90,6 +90,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "gradients": partial(study_table, Gradients),
         "arena": partial(study_table, Arena),
         "evaluations": partial(study_table, Arena, 1),
+        "runs": partial(study_table, Arena, -1),
     },
 }
 """The generated tables of each page; a table is between `<!-- name: begin -->` and `<!-- name: end -->`."""

@@ -253,4 +253,4 @@ def _figure(results: Mapping[Cell, Result]) -> Figure:
             lines.append(Series("as softmax attention", ends, [1, 1], mark=Mark.DASHED))
             panels.append(Panel(TASK_TITLES[task], "reading", "divided by softmax", lines, x_names=tuple(by_reading)))
     title = "Instability score divided by that of softmax attention, fresh dropout masks; mean and range over seeds"
-    return Figure("figure", title, panels)
+    return Figure("figure", title, panels, columns=2 if len(panels) == 4 else 3)
