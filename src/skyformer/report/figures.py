@@ -162,8 +162,8 @@ def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
             _set_ticks(axis.xaxis, ticks)
         else:
             _label_plainly(axis.xaxis, axis.get_xlim())
-    elif all(float(x).is_integer() for series in panel.series for x in series.x):
-        axis.xaxis.get_major_locator().set_params(integer=True)
+    elif _counts_steps(panel):
+        axis.locator_params("x", integer=True)
         axis.xaxis.set_major_formatter("{x:,g}")
     if panel.y_log:
         axis.set_yscale("log")
@@ -175,6 +175,11 @@ def _draw_panel(axis: Any, panel: Panel, colours: Mapping[str, str]) -> None:
         axis.set_ylim(len(panel.y_names) - 0.5, -0.5)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axis.grid(alpha=0.3)
+
+
+def _counts_steps(panel: Panel) -> bool:
+    """Whether x is a whole number everywhere; bars have no ticks."""
+    return all(s.mark is not Mark.BARS and all(float(x).is_integer() for x in s.x) for s in panel.series)
 
 
 _MOST_TICKS = 8
