@@ -45,7 +45,6 @@ def blocks(page: Path) -> list[str]:
 
 
 OWN_TESTS = {
-    "README.md": "test_docs.py",
     "huggingface.md": "hf/test_docs.py",
     "huggingface_model.md": "hf/test_docs.py",
     "extending.md": "test_extending.py",
