@@ -28,6 +28,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRA_OF_COMMAND = {
     **dict.fromkeys(("train", "evaluate", "predict", "sweep", "runs"), "train"),
     "data": "lra",
+    "convert": "hf,train",
     "demo": "cli,model",
     "report": "report",
     "study": "hf,train",
@@ -47,6 +48,7 @@ _PARTS = {
 def build_app() -> typer.Typer:
     import typer
 
+    from skyformer.cli.convert import add_commands as add_convert
     from skyformer.cli.data import app as data
     from skyformer.cli.demo import add_commands as add_demo
     from skyformer.cli.report import add_commands as add_report
@@ -86,6 +88,7 @@ def build_app() -> typer.Typer:
     add_sweep(app)
     add_runs(app)
     add_report(app)
+    add_convert(app)
     app.add_typer(bench_app, name="bench")
     app.add_typer(data, name="data")
     app.add_typer(study_app, name="study")

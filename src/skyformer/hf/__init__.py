@@ -15,11 +15,14 @@ except ModuleNotFoundError as missing:
     raise MissingExtraError("transformers", "hf") from missing
 
 from skyformer.hf.configuration import SkyformerConfig
+from skyformer.hf.conversion import from_huggingface, to_huggingface
 from skyformer.hf.guard import install
 from skyformer.hf.interface import register, uses_interface
 from skyformer.hf.modeling import (
     SkyformerForMaskedLM,
+    SkyformerForQuestionAnswering,
     SkyformerForSequenceClassification,
+    SkyformerForTokenClassification,
     SkyformerModel,
     register_models,
 )
@@ -28,10 +31,14 @@ from skyformer.hf.positions import extend_positions
 __all__ = [
     "SkyformerConfig",
     "SkyformerForMaskedLM",
+    "SkyformerForQuestionAnswering",
     "SkyformerForSequenceClassification",
+    "SkyformerForTokenClassification",
     "SkyformerModel",
     "extend_positions",
+    "from_huggingface",
     "register",
+    "to_huggingface",
     "uses_interface",
 ]
 

@@ -55,7 +55,8 @@ class SkyformerConfig(PreTrainedConfig):
         num_hidden_layers, num_attention_heads: hidden_size must be a multiple of the number of heads.
         attention: a name from `list_attentions()`. attention_options: its own options, such as num_landmarks.
         attention_dropout: dropout of the attention weights, for mechanisms that have weights.
-        hidden_dropout_prob: dropout before each residual addition.
+        hidden_dropout_prob: dropout before each residual addition. embedding_dropout: dropout of the embeddings.
+        mlp_hidden_dropout: dropout inside the MLPs of the layers. head_activation: "gelu" or "relu", in the classifier.
         seed: the seed of random attentions in `eval()`.
         type_vocab_size: the number of segments in `token_type_ids`; 0 for a model without segments.
         pad_token_id: the padding token, for tokenizers and pipelines; the model uses only the attention mask.
@@ -75,6 +76,9 @@ class SkyformerConfig(PreTrainedConfig):
     attention_options: dict[str, Any] | None = None
     attention_dropout: float = 0.0
     hidden_dropout_prob: float = 0.1
+    embedding_dropout: float = 0.0
+    mlp_hidden_dropout: float = 0.0
+    head_activation: str = "gelu"
     seed: int = 0
     type_vocab_size: int = 0
     pad_token_id: int | None = None
@@ -115,7 +119,7 @@ class SkyformerConfig(PreTrainedConfig):
         check_at_least("seed", self.seed, 0, most=2**48 - 1)
         if self.pad_token_id is not None:
             check_at_least("pad_token_id", self.pad_token_id, 0, most=self.vocab_size - 1)
-        for name in ("attention_dropout", "hidden_dropout_prob"):
+        for name in ("attention_dropout", "hidden_dropout_prob", "embedding_dropout", "mlp_hidden_dropout"):
             check_probability(name, getattr(self, name))
         for name in ("initializer_range", "layer_norm_eps"):
             check_positive(name, getattr(self, name))
@@ -135,6 +139,9 @@ class SkyformerConfig(PreTrainedConfig):
             attention_options=self.attention_options or {},
             attention_dropout=self.attention_dropout,
             dropout=self.hidden_dropout_prob,
+            embedding_dropout=self.embedding_dropout,
+            mlp_hidden_dropout=self.mlp_hidden_dropout,
+            head_activation=self.head_activation,  # type: ignore[arg-type]
             seed=self.seed,
         )
 

@@ -25,6 +25,7 @@ class SkyformerEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         segments = config.type_vocab_size
         self.token_type_embeddings = nn.Embedding(segments, config.hidden_size) if segments else None
+        self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(
         self,
@@ -41,8 +42,8 @@ class SkyformerEmbeddings(nn.Module):
         if position_ids is None:
             position_ids = positions_from_first_token(mask, words.shape[1], words.device)
         check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
-        x: Tensor = words + self.position_embeddings(position_ids)
-        return x + self._segments(token_type_ids)
+        x: Tensor = self.dropout(words + self.position_embeddings(position_ids) + self._segments(token_type_ids))
+        return x
 
     def _words(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
@@ -69,7 +70,7 @@ class SkyformerEmbeddings(nn.Module):
         if length > longest:
             raise ShapeError(
                 f"the input must be at most max_position_embeddings = {longest} tokens long; got {length}. Truncate "
-                "the text (truncation=True), or build the model with more positions"
+                "the text (truncation=True), or extend the model with skyformer.hf.extend_positions"
             )
 
 
@@ -134,7 +135,7 @@ class SkyformerLayer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attention = SkyformerSelfAttention(config, layer_idx)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = mlp(config, config.hidden_size)
+        self.mlp = mlp(config, config.hidden_size, dropout=config.mlp_hidden_dropout)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -144,10 +145,10 @@ class SkyformerLayer(GradientCheckpointingLayer):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-def mlp(config: SkyformerConfig, outputs: int) -> nn.Sequential:
-    """hidden_size to intermediate_size to outputs, with GELU."""
+def mlp(config: SkyformerConfig, outputs: int, activation: str = "gelu", dropout: float = 0.0) -> nn.Sequential:
+    """hidden_size to intermediate_size to outputs."""
     return nn.Sequential(
         nn.Linear(config.hidden_size, config.intermediate_size),
-        nn.GELU(),
+        nn.Sequential(nn.ReLU() if activation == "relu" else nn.GELU(), nn.Dropout(dropout)),
         nn.Linear(config.intermediate_size, outputs),
     )

@@ -1,8 +1,11 @@
-"""Skyformer models for Hugging Face: the encoder alone, and with heads for classification and for masked tokens."""
+"""Skyformer models for Hugging Face: the encoder alone, and with heads for classes of texts and of tokens, for answers
+in a text, and for masked tokens."""
 
 from __future__ import annotations
 
 import abc
+import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -11,17 +14,26 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedModel,
 )
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from skyformer.attention import Attention
 from skyformer.checks import check_mask
 from skyformer.errors import InputError, ShapeError, UnknownNameError
+from skyformer.hf.card import write_card
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
 from skyformer.model.classifier import masked_mean
@@ -55,6 +67,16 @@ class SkyformerPreTrainedModel(PreTrainedModel):
         if requested_attention in (None, CONFIG_ATTENTION):
             return CONFIG_ATTENTION
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with a model card (README.md) unless the folder has one."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_card(self, Path(save_directory))
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        # The library replaces the card by an empty template just before it uploads the folder.
+        write_card(self, Path(working_dir))
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -128,7 +150,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
 class SkyformerModelWithHead(SkyformerPreTrainedModel):
     """The encoder with a head. Subclasses write `logits_of` and `loss_of`."""
 
-    output_type: ClassVar[type[SequenceClassifierOutput] | type[MaskedLMOutput]]
+    output_type: ClassVar[type[SequenceClassifierOutput] | type[MaskedLMOutput] | type[TokenClassifierOutput]]
     skyformer: SkyformerModel
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -141,7 +163,7 @@ class SkyformerModelWithHead(SkyformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput | MaskedLMOutput:
+    ) -> SequenceClassifierOutput | MaskedLMOutput | TokenClassifierOutput:
         """To the logits, and to the loss if there are labels; the other arguments are those of `SkyformerModel`."""
         outputs = self.skyformer(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
@@ -174,7 +196,7 @@ class SkyformerForSequenceClassification(SkyformerModelWithHead):
         super().__init__(config)
         self.num_labels = int(config.num_labels or 0)
         self.skyformer = SkyformerModel(config)
-        self.classifier = mlp(config, self.num_labels)
+        self.classifier = mlp(config, self.num_labels, config.head_activation)
         self.post_init()
 
     def logits_of(self, outputs: BaseModelOutputWithPooling) -> Tensor:
@@ -184,6 +206,59 @@ class SkyformerForSequenceClassification(SkyformerModelWithHead):
     def loss_of(self, logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
         loss: Tensor = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return loss
+
+
+class SkyformerForTokenClassification(SkyformerModelWithHead):
+    """The encoder and logits (B, n, num_labels); the loss is the mean over tokens whose label (B, n) is not -100."""
+
+    output_type = TokenClassifierOutput
+
+    def __init__(self, config: SkyformerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 0)
+        self.skyformer = SkyformerModel(config, add_pooling_layer=False)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    def logits_of(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        logits: Tensor = self.classifier(outputs.last_hidden_state)
+        return logits
+
+    def loss_of(self, logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        loss: Tensor = self.loss_function(logits, labels, self.config, **kwargs)
+        return loss
+
+
+class SkyformerForQuestionAnswering(SkyformerPreTrainedModel):
+    """The encoder and, for every token, logits (B, n) of being the first and the last token of the answer."""
+
+    def __init__(self, config: SkyformerConfig) -> None:
+        super().__init__(config)
+        self.skyformer = SkyformerModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """To the logits, and to the loss if both positions (B,) are given; the rest is as in `SkyformerModel`."""
+        outputs = self.skyformer(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
+        )
+        start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss: Any = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start, end, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(loss, start, end, outputs.hidden_states, outputs.attentions)
 
 
 class SkyformerForMaskedLM(SkyformerModelWithHead):
@@ -243,3 +318,5 @@ def register_models() -> None:
     AutoModel.register(SkyformerConfig, SkyformerModel, exist_ok=True)
     AutoModelForSequenceClassification.register(SkyformerConfig, SkyformerForSequenceClassification, exist_ok=True)
     AutoModelForMaskedLM.register(SkyformerConfig, SkyformerForMaskedLM, exist_ok=True)
+    AutoModelForTokenClassification.register(SkyformerConfig, SkyformerForTokenClassification, exist_ok=True)
+    AutoModelForQuestionAnswering.register(SkyformerConfig, SkyformerForQuestionAnswering, exist_ok=True)
