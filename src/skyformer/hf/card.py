@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCardData
 
-from skyformer import __version__
+from skyformer.environment import installed_version
 from skyformer.files import write_atomic
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def model_card(model: SkyformerPreTrainedModel) -> str:
 
 # {kind}
 
-An encoder with {config.attention} attention of the package skyformer (version {__version__}), which must be installed.
+An encoder with {config.attention} attention of the package skyformer (version {installed_version("skyformer")}), which must be installed.
 
 | | |
 |---|---|
