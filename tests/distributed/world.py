@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 _SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = ["skyformer.distributed", "skyformer.model", "torch.nn.parallel", "tests.distributed.world"]
+PRELOADED = ["skyformer.distributed", "skyformer.model", "torch.nn.parallel", "tests.distributed.warm"]
 ANSWER_SECONDS = 100
 
 
@@ -73,8 +73,8 @@ class World:
 
 def _serve(rank: int, size: int, port: int, timeout: float, connection: Connection) -> None:
     torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     limit = timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=limit)
     groups = {count: dist.new_group(list(range(count)), timeout=limit) for count in range(1, size + 1)}
     while True:
         try:

@@ -83,6 +83,7 @@ def test_one_process(attention: str, tmp_path: Path) -> None:
         heads=1,
         head_dim=8,
         landmarks=8,
+        queries=300,
         threads=1,
         repeats=2,
     )

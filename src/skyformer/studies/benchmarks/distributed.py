@@ -5,7 +5,7 @@ the loopback device. The bytes are what the system says each process wrote, so h
 options are included; peak memory includes the process itself.
 
 traffic: bytes sent by a rank as the sequence grows. Besides the attention, no part of a layer sends anything in the
-    forward pass.
+    forward pass. Queries do not travel around the ring, so each rank has only 1,024 of them there, to save time.
 memory: peak memory of a rank and of one process.
 long: Skyformer over two million tokens.
 time: steps after a warm-up, each as long as its slowest rank, with the threads divided among the ranks.
@@ -48,6 +48,7 @@ LIMIT_GB = 8.0
 MEMORY_SHARE, FEWEST_TOKENS = 0.65, 16384
 """The memory that each of two ranks may add, as a share of what one process adds, from this length on."""
 BYTES = 4
+TRAFFIC_QUERIES = 1024
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class DistributedBenchmark(Study[Options, Cell, Result]):
             heads=options.heads,
             head_dim=options.head_dim,
             landmarks=options.landmarks,
+            queries=TRAFFIC_QUERIES if (cell.part, cell.attention) == ("traffic", RING) else cell.tokens,
             threads=max(1, torch.get_num_threads() // cell.ranks),
             repeats=options.repeats if cell.part == "time" else 0,
         )
@@ -189,10 +191,12 @@ def attend_on_rank(
     heads: int,
     head_dim: int,
     landmarks: int,
+    queries: int,
     threads: int,
     repeats: int,
 ) -> dict[str, Any]:
-    """One forward and backward pass over this rank's piece with bytes and memory, then `repeats` timed ones."""
+    """One forward and backward pass over this rank's piece with bytes and memory, then `repeats` timed ones; with at
+    most `queries` queries."""
     import torch.distributed as dist
 
     torch.set_num_threads(threads)
@@ -208,7 +212,8 @@ def attend_on_rank(
     )
     length = tokens // ranks + (rank < tokens % ranks)
     generator = torch.Generator().manual_seed(rank)
-    inputs = [torch.randn(1, heads, length, head_dim, generator=generator).requires_grad_() for _ in range(3)]
+    sizes = [(1, heads, rows, head_dim) for rows in (min(queries, length), length, length)]
+    inputs = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
     # The first call loads libraries.
     attend(*(torch.zeros(1, heads, 64, head_dim, requires_grad=True) for _ in range(3))).sum().backward()
     release_free_memory()
