@@ -45,8 +45,9 @@ from skyformer.studies.targets import Target, at_most, close_to
 PARTS = ("traffic", "memory", "long", "time")
 SKYFORMER, RING = "skyformer", "kernelized"
 LIMIT_GB = 8.0
-MEMORY_SHARE, FEWEST_TOKENS = 0.65, 16384
-"""The memory that each of two ranks may add, as a share of what one process adds, from this length on."""
+MEMORY_SHARES, FEWEST_TOKENS = {SKYFORMER: 0.6, RING: 0.75}, 16384
+"""The memory that each of two ranks may add, as a share of what one process adds, from this length on. Pieces on their
+way around the ring take memory too."""
 BYTES = 4
 TRAFFIC_QUERIES = 1024
 
@@ -165,6 +166,8 @@ def expected_bytes(cell: Cell, options: Options) -> int:
     d x Pv per head; a ring sends R - 1 pieces of keys and values forward, as many again backward, and R of gradients.
     """
     ranks, pair = cell.ranks, 2 * options.head_dim * options.heads * BYTES
+    if ranks == 1:
+        return 0
     if cell.attention == SKYFORMER:
         return 2 * 2 * (ranks - 1) * options.landmarks * pair // ranks
     return (3 * ranks - 2) * (cell.tokens // ranks) * pair
@@ -270,7 +273,7 @@ def _memory_targets(results: Results) -> list[Target]:
         where = f"{cell.attention}, n={cell.tokens:,}, {cell.ranks} ranks"
         if cell.part == "memory" and cell.ranks == 2 and cell.tokens >= FEWEST_TOKENS and alone is not None:
             what = f"{where}: memory added per rank / by one process"
-            found.append(at_most(what, result.added_bytes / alone.added_bytes, MEMORY_SHARE))
+            found.append(at_most(what, result.added_bytes / alone.added_bytes, MEMORY_SHARES[cell.attention]))
         if cell.part == "long":
             found.append(at_most(f"{where}: peak memory of a process", result.peak_bytes / 1e9, LIMIT_GB, " GB"))
     return found
