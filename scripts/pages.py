@@ -13,6 +13,7 @@ from pathlib import Path
 
 from skyformer.attention import Promise, attention_class, list_attentions
 from skyformer.cli.index import FILE, fresh_index
+from skyformer.files import read_json
 from skyformer.model import ModelConfig
 from skyformer.report.tables import Table, as_markdown
 from skyformer.studies.arena import Arena
@@ -70,6 +71,22 @@ def study_tables(study: StudyClass) -> str:
     return "\n\n".join(f"**{each.title}.**\n\n{table(each.header, each.rows, each.note)}" for each in made)
 
 
+def transforms_table() -> str:
+    """One row per transform of torch, one column per attention; a number refers to the error below the table."""
+    outcomes, errors = read_json(RESULTS / "torch_transforms.json")["outcomes"], list[str]()
+    rows = []
+    for title, of_attentions in outcomes.items():
+        cells = []
+        for name in list_attentions():
+            error = of_attentions[name]
+            if error != "yes":
+                errors.append(f"{name}: {error}")
+            cells.append("yes" if error == "yes" else f"no ({len(errors)})")
+        rows.append([title, *cells])
+    notes = "\n".join(f"{number}. {error}" for number, error in enumerate(errors, 1))
+    return table(["transform", *list_attentions()], rows, notes)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
     return as_markdown([Table("", header, rows, note)]).rstrip("\n")
 
@@ -84,6 +101,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "speed": partial(study_table, HuggingFaceBenchmark),
         "tilted": partial(study_table, TiltedBenchmark, 1),
     },
+    "transforms.md": {"outcomes": transforms_table},
     "tilted.md": {"results": partial(study_tables, TiltedBenchmark)},
     "reproduction.md": {
         "readings": partial(study_table, Readings, 2),

@@ -39,6 +39,7 @@ from skyformer.landmarks import (
 from skyformer.landmarks.whole import WHOLE, WholeSequence
 from skyformer.ops.backends import accurate_product, product_by_backend, triton_computes
 from skyformer.ops.distances import accurate_points
+from skyformer.ops.flash import softmax_product
 from skyformer.ops.kernels import GaussianKernel, Kernel, SoftmaxKernel, get_kernel, half_norms, scale_of
 from skyformer.ops.noise import FixedSeed, RandomSource
 from skyformer.ops.precision import at_least_float32
@@ -168,10 +169,9 @@ def attend_softmax(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """`softmax_attention` on checked arguments."""
-    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if dropout_p > 0 and on_cpu and not is_causal:
+    if dropout_p > 0 and not is_causal and may_look_at_values(query):
         return softmax_attention_with_dropout(query, key, value, key_mask, scale_of(query, scale), dropout_p)
-    return F.scaled_dot_product_attention(
+    return softmax_product(
         query,
         key,
         value,
@@ -392,7 +392,7 @@ def _choose(
             drawn = check_points_and_slots(drawn, candidates.in_float32()).to(query.dtype)
         return query, key, drawn if short is None else short.replace_points(drawn, key)
     if not builtin:
-        rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows)
+        rows = check_rows(drawn, query.shape[0], query.shape[1], num_rows).to(query.device)
         # A caller may choose masked rows as mere points; a sampler that does has forgotten the masks.
         rows = rows if isinstance(sampler, Tensor) else without_masked_rows(rows, candidates)
     else:

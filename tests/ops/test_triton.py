@@ -262,3 +262,25 @@ def test_half_precision_of_skyformer(dtype: torch.dtype, std: float, gamma: floa
     out, *grads = half_precision_errors(dtype, std, gamma, near_duplicates)
     assert out <= 4e-3
     assert max(grads) <= 1e-2
+
+
+def test_second_derivatives_and_transforms() -> None:
+    inputs = draw((2, 2, 9, 12, 16, 16), torch.float32)
+    mask = scattered_mask(2, 12)
+
+    def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return skyformer.kernel_product(q, k, v, key_mask=mask, scale=0.25)
+
+    def second(backend: str) -> tuple[Tensor, ...]:
+        with skyformer.use_backend(backend):
+            grads = torch.autograd.grad(product(*inputs).square().sum(), inputs, create_graph=True)
+            return torch.autograd.grad(sum((g.square().sum() for g in grads), torch.tensor(0.0)), inputs)
+
+    for actual, expected in zip(second("triton"), second("torch"), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    samples = tuple(torch.stack([x.detach(), 2 * x.detach()]) for x in inputs)
+    with skyformer.use_backend("triton"):
+        found = torch.vmap(torch.func.grad(lambda *x: product(*x).square().sum(), argnums=(0, 1)))(*samples)
+        expected = torch.func.grad(lambda *x: product(*x).square().sum(), argnums=(0, 1))(*(x[1] for x in samples))
+    for actual, each in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual[1], each)

@@ -28,7 +28,7 @@ from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Ranks, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.functional import attend_softmax
-from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, uniform_noise
 
 
 def bigbird_attention(
@@ -64,7 +64,7 @@ def bigbird_attention(
     inputs = BigBirdAttention.checked(Inputs(query, key, value, key_mask, query_mask, is_causal))
     check_scale(scale)
     check_probability("dropout_p", dropout_p)
-    return _attend(inputs, _Pattern(block_size, num_random_blocks, draw_seed(generator)), scale, dropout_p)
+    return _attend(inputs, _Pattern(block_size, num_random_blocks, draw_seed_unseen(generator)), scale, dropout_p)
 
 
 def bigbird_block_mask(
@@ -84,7 +84,7 @@ class _Pattern:
 
     block_size: int
     num_random: int
-    seed: int
+    seed: Seed
 
     def __post_init__(self) -> None:
         check_at_least("block_size", self.block_size, 1)

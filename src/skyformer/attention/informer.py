@@ -26,7 +26,7 @@ from skyformer.checks import check_at_least, check_positive, check_scale
 from skyformer.functional import attend_softmax
 from skyformer.landmarks.rows import count_valid, nth_valid, pick_in_stratum, take_rows
 from skyformer.ops.distances import mean_of_valid
-from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.noise import Seed, draw_seed_unseen, uniform_noise
 
 
 def informer_attention(
@@ -59,11 +59,11 @@ def informer_attention(
     """
     inputs = InformerAttention.checked(Inputs(query, key, value, key_mask, query_mask))
     check_scale(scale)
-    return _attend(inputs, *_quotas(num_features, num_samples, factor), scale, draw_seed(generator))
+    return _attend(inputs, *_quotas(num_features, num_samples, factor), scale, draw_seed_unseen(generator))
 
 
 @computed_in_float32
-def _attend(inputs: Inputs, queries: _Quota, samples: _Quota, scale: float | None, seed: int) -> Tensor:
+def _attend(inputs: Inputs, queries: _Quota, samples: _Quota, scale: float | None, seed: Seed) -> Tensor:
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     measure = sparsity_measure(query, key, key_mask, samples, seed)
     rows, chosen = _largest(measure, inputs.query_mask, queries)
@@ -104,7 +104,7 @@ def _quotas(num_features: int, num_samples: int | None, factor: float | None) ->
 
 
 @torch.no_grad()
-def sparsity_measure(query: Tensor, key: Tensor, key_mask: Tensor | None, quota: _Quota, seed: int) -> Tensor:
+def sparsity_measure(query: Tensor, key: Tensor, key_mask: Tensor | None, quota: _Quota, seed: Seed) -> Tensor:
     """max - mean of the scores of each query (B, H, L, P) with the sampled keys: (B, H, L)."""
     rows, sampled = sample_keys(key, key_mask, quota, seed)
     if rows.shape[1] == 0:
@@ -114,7 +114,7 @@ def sparsity_measure(query: Tensor, key: Tensor, key_mask: Tensor | None, quota:
     return (query @ keys.mT).amax(-1) - (query @ mean_key.mT).squeeze(-1)
 
 
-def sample_keys(key: Tensor, key_mask: Tensor | None, quota: _Quota, seed: int) -> tuple[Tensor, Tensor]:
+def sample_keys(key: Tensor, key_mask: Tensor | None, quota: _Quota, seed: Seed) -> tuple[Tensor, Tensor]:
     """Rows (B, s) of the keys, and which slots are used (B, s).
 
     The valid keys are cut into s equal strata and one is drawn from each; with fewer than s valid keys, all are taken,
@@ -156,7 +156,6 @@ class InformerAttention(Attention):
         "values",
         Promise.DROPOUT: "most queries get the mean of the values and have no weights to drop; put nn.Dropout "
         "after the attention instead",
-        Promise.FULLGRAPH: "drawing the sampled keys breaks the graph",
     }
 
     num_features: int = 128
@@ -170,4 +169,4 @@ class InformerAttention(Attention):
 
     def attend(self, inputs: Inputs) -> Tensor:
         quotas = _quotas(self.num_features, self.num_samples, self.factor)
-        return _attend(inputs, *quotas, self.scale, draw_seed(self.generator()))
+        return _attend(inputs, *quotas, self.scale, draw_seed_unseen(self.random_source()))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skyformer.attention.base import Attention, Inputs, Promise, computed_in_float32
@@ -21,6 +20,8 @@ from skyformer.attention.registry import register_attention
 from skyformer.attention.rows import Ranks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
+from skyformer.ops.flash import softmax_product
+from skyformer.ops.tracing import is_variable
 
 
 def linformer_attention(
@@ -71,12 +72,16 @@ def _attend(
         ranks = Ranks.of(key_mask)
         key, value = (ranks.compact(x)[:, :, :columns] for x in (key, value))
     features = project(key, key_projection), project(value, value_projection)
-    return F.scaled_dot_product_attention(inputs.query, *features, scale=scale, dropout_p=dropout_p)
+    return softmax_product(inputs.query, *features, scale=scale, dropout_p=dropout_p)
 
 
 def project(x: Tensor, projection: Tensor) -> Tensor:
     """E x with the leading columns of E (H or 1, d, N) for x (B, H, n, P): (B, H, d, P)."""
-    leading = projection[..., : x.shape[2]].to(x.dtype)
+    length = x.shape[2]
+    if is_variable(length):
+        # A program with a slice would be for length < N only, because for N the slice is the whole.
+        projection = projection.index_select(-1, torch.arange(length, device=x.device))
+    leading = projection[..., :length].to(x.dtype)
     # matmul would copy E for each example; einsum makes one product per head of all examples.
     return torch.einsum("hdn,bhnp->bhdp", leading, x)
 

@@ -13,6 +13,7 @@ from skyformer.attention.base import Attention, Promise
 from skyformer.attention.registry import attention_class, build_attention
 from skyformer.checks import check_probability
 from skyformer.errors import InputError, MaskError, ShapeError, UnsupportedError
+from skyformer.ops.flash import softmax_product
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -204,7 +205,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_mask is not None:
             mask = mask.masked_fill(~key_mask[:, None, None, :], -math.inf)
         scale = getattr(self.attention, "scale", None)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.attention.dropout_p, scale=scale)
+        return softmax_product(q, k, v, attn_mask=mask, dropout_p=self.attention.dropout_p, scale=scale)
 
 
 def _as_key_mask(key_padding_mask: Tensor | None, batch: int, size: int) -> Tensor | None:

@@ -33,7 +33,7 @@ from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import ShapeError, UnknownNameError
 from skyformer.ops.kernels import half_norms, scale_of
 from skyformer.ops.noise import draw_seed
-from skyformer.ops.tracing import without_compiler
+from skyformer.ops.tracing import recording, transforming, without_compiler
 
 CHUNK = 128
 """Tokens per chunk of the causal form: scores are formed within chunks, and sums are carried from chunk to chunk."""
@@ -229,7 +229,8 @@ class PerformerAttention(Attention):
         self.register_buffer("projection", projection.to(device))
 
     def attend(self, inputs: Inputs) -> Tensor:
-        projection = self._count_call() if self.training and self.redraw_interval > 0 else self.projection
+        counts = self.training and self.redraw_interval > 0 and not (recording() or transforming())
+        projection = self._count_call() if counts else self.projection
         return _attend(inputs, projection, FEATURE_MAPS[self.feature_map], self.scale)
 
     def reset_parameters(self) -> None:

@@ -33,9 +33,8 @@ from skyformer.attention.rows import Move, in_blocks
 from skyformer.checks import check_at_least, check_probability, check_scale
 from skyformer.errors import InputError, ShapeError
 from skyformer.ops.kernels import scale_of
-from skyformer.ops.noise import draw_seed
+from skyformer.ops.noise import RandomSource, normal_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
-from skyformer.ops.tracing import draw_now
 
 SELF_SCORE = -1e9
 """The score of a token with itself: so low that it matters only when the token sees no other."""
@@ -92,16 +91,12 @@ def reformer_attention(
 
 @torch.no_grad()
 @without_autocast
-def lsh_buckets(
-    x: Tensor, *, num_hashes: int = 2, num_buckets: int = 64, generator: torch.Generator | None = None
-) -> Tensor:
+def lsh_buckets(x: Tensor, *, num_hashes: int = 2, num_buckets: int = 64, generator: RandomSource = None) -> Tensor:
     """The bucket of each row of x (B, H, n, P) in each round: int64 (B, H, num_hashes, n)."""
     check_at_least("num_hashes", num_hashes, 1)
     check_num_buckets(num_buckets)
     half = num_buckets // 2
-    source = torch.Generator().manual_seed(draw_seed(generator))
-    shape = x.shape[1], x.shape[3], num_hashes * half
-    rotation = draw_now(lambda: torch.randn(shape, generator=source, device="cpu"))
+    rotation = normal_noise(generator, (int(x.shape[1]), int(x.shape[3]), num_hashes * half))
     full = at_least_float32(x)
     rotated = (full @ rotation.to(full)).view(*x.shape[:3], num_hashes, half)
     # The largest of [x R, -x R] is the entry of x R that is farthest from zero, or its negative.
@@ -140,7 +135,7 @@ def _attend(inputs: Inputs, buckets: Tensor, chunk_size: int, scale: float | Non
     query, value, key_mask, tokens = inputs.query, inputs.value, inputs.key_mask, inputs.token_mask()
     plan = _Plan(chunk_size, inputs.is_causal, scale_of(query, scale), dropout_p)
     length, rounds = query.shape[2], buckets.shape[2]
-    missing = max(1, -(-length // chunk_size)) * chunk_size - length
+    missing = (max(1, length) + chunk_size - 1) // chunk_size * chunk_size - length
     if missing and key_mask is None:
         key_mask = tokens = torch.ones(query.shape[0], length, dtype=torch.bool, device=query.device)
     if key_mask is not None and tokens is not None:
@@ -247,7 +242,6 @@ class ReformerAttention(Attention):
     name = "reformer"
     cannot: ClassVar[Mapping[Promise, str]] = {
         Promise.CROSS_ATTENTION: "queries are used as keys, so both must be of one sequence",
-        Promise.FULLGRAPH: "drawing the hash breaks the graph; reformer_attention with given buckets does not",
     }
 
     num_hashes: int = 2
@@ -264,6 +258,6 @@ class ReformerAttention(Attention):
 
     def attend(self, inputs: Inputs) -> Tensor:
         buckets = lsh_buckets(
-            inputs.query, num_hashes=self.num_hashes, num_buckets=self.num_buckets, generator=self.generator()
+            inputs.query, num_hashes=self.num_hashes, num_buckets=self.num_buckets, generator=self.random_source()
         )
         return _attend(inputs, buckets, self.chunk_size, self.scale, self.dropout_p)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from skyformer.ops.tracing import transforming
+
 
 @dataclass(frozen=True)
 class Move:
@@ -30,17 +32,15 @@ class Move:
         """The move that sorts keys (B, H R, n); equal keys stay in order."""
         order = keys.argsort(dim=-1, stable=True)
         rank = torch.arange(keys.shape[-1], device=keys.device).expand_as(order)
-        return Move(order, torch.empty_like(order).scatter_(-1, order, rank), partial=False)
+        return Move(order, torch.empty_like(order).scatter(-1, order, rank), partial=False)
 
     def apply(self, x: Tensor) -> Tensor:
         """x (B, H, n, c) to (B, H R, n, c)."""
-        out: Tensor = _MoveRows.apply(x, self.source, self.target, self.partial)
-        return out
+        return _move(x, self.source, self.target, self.partial)
 
     def undo(self, x: Tensor) -> Tensor:
         """Moves every row of x (B, H R, n, c) back; rows that were not moved are zeros."""
-        out: Tensor = _MoveRows.apply(x, self.target, self.source, self.partial)
-        return out
+        return _move(x, self.target, self.source, self.partial)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Ranks:
         here = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
         # With masked tokens placed behind the valid ones, the places are a permutation: no sort is needed.
         place = torch.where(mask, upto - 1, count + here - upto)
-        position = torch.empty_like(place).scatter_(1, place, here)
+        position = torch.empty_like(place).scatter(1, place, here)
         position = torch.where(here < count, position, -1)
         rank = torch.where(mask, place, -1)
         return Ranks(position, count, Move(position[:, None], rank[:, None], partial=True))
@@ -78,9 +78,16 @@ class Ranks:
 
 def in_blocks(x: Tensor, size: int) -> Tensor:
     """x (B, H, n, c) in T >= 1 blocks of `size` rows, the last filled up with zeros: (B, H, T, size, c)."""
-    blocks = max(1, -(-x.shape[2] // size))
+    blocks = (max(1, x.shape[2]) + size - 1) // size
     filled = F.pad(x, (0, 0, 0, blocks * size - x.shape[2]))
     return filled.reshape(*x.shape[:2], blocks, size, x.shape[-1])
+
+
+def _move(x: Tensor, source: Tensor, target: Tensor, partial: bool) -> Tensor:
+    if transforming():
+        return _take(x, source, partial)
+    out: Tensor = _MoveRows.apply(x, source, target, partial)
+    return out
 
 
 class _MoveRows(torch.autograd.Function):

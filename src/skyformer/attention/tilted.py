@@ -37,8 +37,10 @@ from skyformer.checks import check_at_least, check_scale
 from skyformer.errors import InputError, UnknownNameError
 from skyformer.functional import attend_kernelized, attend_softmax, value_range
 from skyformer.ops.distances import accurate_points, mean_of_valid
+from skyformer.ops.flash import softmax_product
 from skyformer.ops.kernels import GaussianKernel, scale_of
 from skyformer.ops.products import Plan
+from skyformer.ops.tracing import transforming
 
 BUDGET = 240
 """The default number of scores per query."""
@@ -242,7 +244,8 @@ def _recomputed_in_backward(
         return _attend_part(replace(inputs, query=query, key=key, value=value), blocks, cells, short, plan, slope)
 
     tensors = (inputs.query, inputs.key, inputs.value)
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+    needed = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if torch.compiler.is_compiling() or transforming() or not needed:
         return run(*tensors)
     out: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
     return out
@@ -449,7 +452,7 @@ def _attend_blocks(
         row = (torch.arange(2 * width, device=q.device) == width + null).to(q.dtype)
         attended = torch.cat([attended, row.expand(*attended.shape[:3], 1, -1)], 3)
     attended = attended.flatten(0, 1)
-    out = F.scaled_dot_product_attention(query.flatten(0, 1), attended[..., :width], attended[..., width:], scale=scale)
+    out = softmax_product(query.flatten(0, 1), attended[..., :width], attended[..., width:], scale=scale)
     out = out.unflatten(0, q.shape[:2])
     if inputs.gaussian:
         # Without rounding, the sum of the kernel values is at most the number of keys, times e with bend.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from skyformer.ops.noise import Seed, uniform_noise
+from skyformer.ops.tracing import transforming
 
 
 def count_valid(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -89,8 +89,15 @@ def landmark_rows(query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     added to their gradients in place, where plain indexing would allocate, clear and add two more tensors of their
     size.
     """
+    if transforming():
+        return query, key, _take_landmarks(query, key, rows)
     taken: tuple[Tensor, Tensor, Tensor] = _LandmarkRows.apply(query, key, rows)
     return taken
+
+
+def _take_landmarks(query: Tensor, key: Tensor, rows: Tensor) -> Tensor:
+    of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
+    return torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
 
 
 class _LandmarkRows(torch.autograd.Function):
@@ -98,12 +105,9 @@ class _LandmarkRows(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(rows)
         ctx.num_queries = query.shape[2]
-        of_query, of_key = _split_rows(rows, query.shape[2], key.shape[2])
-        points = torch.where((rows < query.shape[2])[..., None], take_rows(query, of_query), take_rows(key, of_key))
-        return query.view_as(query), key.view_as(key), points
+        return query.view_as(query), key.view_as(key), _take_landmarks(query, key, rows)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dquery: Tensor, dkey: Tensor, dpoints: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
         of_query, of_key = _split_rows(rows, dquery.shape[2], dkey.shape[2])
@@ -124,7 +128,7 @@ def _add_rows(grad: Tensor, rows: Tensor, addend: Tensor) -> Tensor:
     if grad.shape[2] == 0:
         return grad
     index = (*_batch_and_head(grad), rows)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return grad.index_put(index, addend, accumulate=True)
     # In place: the product that returned this gradient does not use it again.
     return grad.index_put_(index, addend, accumulate=True)

@@ -22,7 +22,7 @@ from skyformer.landmarks.rows import (
     valid_ranks,
 )
 from skyformer.ops.noise import RandomSource, Seed, draw_seed_unseen, uniform_noise
-from skyformer.ops.tracing import may_look_at_values
+from skyformer.ops.tracing import is_variable, may_look_at_values
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def segment_means(x: Tensor, mask: Tensor | None, num_segments: int) -> Landmark
     if num_segments == 0 or length == 0:
         empty = torch.zeros(batch, 1, num_segments, dtype=torch.bool, device=x.device)
         return Landmarks(x.new_zeros(batch, heads, num_segments, features), empty)
-    if mask is None and length % num_segments == 0:
+    if mask is None and not is_variable(length) and length % num_segments == 0:
         return Landmarks(x.unflatten(2, (num_segments, -1)).mean(3))
     rank = valid_ranks(mask, batch, length, x.device)
     sums, sizes = segment_sums(x, mask, rank, count_valid(mask, x), num_segments)

@@ -34,6 +34,7 @@ from skyformer.ops.kernels import GaussianKernel, Kernel, get_kernel
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.products import MEMORY_BUDGET, Plan, blocked_product
 from skyformer.ops.softmax_dropout import gaussian_attention_with_dropout
+from skyformer.ops.tracing import may_look_at_values, transforming
 from skyformer.ops.triton_products import supports, triton_product
 
 BACKENDS = ("auto", "torch", "fused", "triton")
@@ -202,8 +203,10 @@ def accurate_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, p
 
 
 def triton_computes(x: Tensor, v: Tensor, kernel: Kernel) -> bool:
-    """Whether Triton computes products of these tensors: in their own dtype and with any strides."""
-    return isinstance(kernel, GaussianKernel) and supports(x, v) and backend_of(x.device) == "triton"
+    """Whether Triton computes products of these tensors: in their own dtype and with any strides. Its operators do not
+    know the transforms of `torch.func`, for which the portable product is used."""
+    fits = isinstance(kernel, GaussianKernel) and supports(x, v)
+    return fits and backend_of(x.device) == "triton" and not transforming()
 
 
 def product_by_backend(
@@ -231,5 +234,4 @@ def product_by_backend(
 
 
 def _drops_on_cpu(x: Tensor, plan: Plan) -> bool:
-    on_cpu = x.device.type == "cpu" and backend_of(x.device) == "fused"
-    return on_cpu and not plan.is_causal and not torch.compiler.is_compiling()
+    return may_look_at_values(x) and backend_of(x.device) == "fused" and not plan.is_causal

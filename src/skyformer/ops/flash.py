@@ -1,15 +1,28 @@
-"""torch's private fused attention for the CPU, with a test that it still computes what `fused` needs.
+"""torch's fused attention: its public function, and the private one for the CPU.
 
-A private function may change or disappear with any version of torch. Where the test fails, the blocked product of
-`products` is used instead.
+A private function may change or disappear with any version of torch. Where a test finds that it no longer computes what
+`fused` needs, the blocked product of `products` is used instead.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from skyformer.ops.tracing import needs_plain_operations
+
+
+def softmax_product(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """`F.scaled_dot_product_attention`; in forward mode and under `torch.vmap` by its formula, in O(L S) memory."""
+    if needs_plain_operations():
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, key, value, **options)
+    return F.scaled_dot_product_attention(query, key, value, **options)
 
 
 def flash_attention(

@@ -12,16 +12,15 @@ are subtracted here.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from skyformer.ops.differentiable import Three
 from skyformer.ops.flash import flash_attention, flash_attention_backward, flash_attention_works
-from skyformer.ops.kernels import half_norms
-from skyformer.ops.precision import without_autocast
-from skyformer.ops.products import subtract_dots
+from skyformer.ops.kernels import GaussianKernel, half_norms
+from skyformer.ops.noise import Seed
+from skyformer.ops.products import KernelOperation, Plan, subtract_dots
 
 # At import: while a program is being compiled or exported, a call would be traced instead of run.
 FUSED_WORKS = flash_attention_works()
@@ -38,9 +37,8 @@ def fused_gaussian_attention(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
     """kappa(Q, K) V; query (B, H, L, P), key and value (B, H, S, P), key_mask bool (B, S)."""
-    packed = (_features_together(x) for x in (query, key, value))
-    out: Tensor = _FusedGaussian.apply(*packed, key_mask, is_causal, scale)
-    return out
+    query, key, value = (_features_together(x) for x in (query, key, value))
+    return _FusedGaussian(Plan(GaussianKernel(), scale, is_causal))(query, key, value, key_mask)
 
 
 def _features_together(x: Tensor) -> Tensor:
@@ -48,38 +46,26 @@ def _features_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class _FusedGaussian(torch.autograd.Function):
-    @staticmethod
-    @without_autocast
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> Tensor:
-        bias = _key_bias(key, key_mask, scale).expand(-1, -1, query.shape[2], -1)
-        out, lse = flash_attention(query, key, value, bias, is_causal, scale)
-        height = _row_height(query, lse, scale, key.shape[2])
-        out = out.mul_(height)
-        ctx.is_causal, ctx.scale = is_causal, scale
-        ctx.save_for_backward(query, key, value, out, lse, height, key_mask)
-        return out
+@dataclass(frozen=True)
+class _FusedGaussian(KernelOperation):
+    def forward(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None) -> tuple[Tensor, ...]:
+        scale = self.plan.scale
+        bias = _key_bias(y, mask, scale).expand(-1, -1, x.shape[2], -1)
+        out, lse = flash_attention(x, y, v, bias, self.plan.is_causal, scale)
+        height = _row_height(x, lse, scale, y.shape[2])
+        return out.mul_(height), lse, height
 
-    @staticmethod
-    @once_differentiable
-    @without_autocast
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse, height, key_mask = ctx.saved_tensors
-        bias = _key_bias(key, key_mask, ctx.scale).expand(-1, -1, query.shape[2], -1)
-        grad = _features_together(grad_out * height)
+    def gradients(
+        self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None, *saved: Tensor
+    ) -> Three:
+        scale, (out, lse, height) = self.plan.scale, saved
+        bias = _key_bias(y, mask, scale).expand(-1, -1, x.shape[2], -1)
+        scaled = _features_together(grad * height)
         zero = out.new_zeros(out.shape[-1]).expand_as(out)
-        dq, dk, dv = flash_attention_backward(grad, query, key, value, zero, lse, bias, ctx.is_causal, ctx.scale)
-        subtract_dots(dq, query, grad_out, out, ctx.scale)
-        subtract_dots(dk, key, value, dv, ctx.scale)
-        return dq, dk, dv, None, None, None
+        dx, dy, dv = flash_attention_backward(scaled, x, y, v, zero, lse, bias, self.plan.is_causal, scale)
+        subtract_dots(dx, x, grad, out, scale)
+        subtract_dots(dy, y, v, dv, scale)
+        return dx, dy, dv
 
 
 def _key_bias(key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
@@ -90,4 +76,4 @@ def _key_bias(key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
 
 def _row_height(query: Tensor, lse: Tensor, scale: float, num_keys: int) -> Tensor:
     """exp(lse_i - scale |q_i|^2 / 2), which without rounding is at most the number of keys."""
-    return (lse.unsqueeze(-1) - half_norms(query, scale)).clamp_(max=math.log(num_keys)).exp_()
+    return (lse.unsqueeze(-1) - half_norms(query, scale)).exp_().clamp_(max=num_keys)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from skyformer.ops.tracing import constant_for_compiler, draw_now, exporting
+from skyformer.ops.tracing import constant_for_compiler, draw_now, exporting, recording, transforming
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,15 @@ def draw_seed_unseen(source: RandomSource) -> Seed:
     return _random_integer(source)
 
 
+def dropout_seed(generator: torch.Generator | None) -> Seed:
+    """A seed for dropout: a number, or a tensor where each sample of `torch.vmap` has its own or torch traces."""
+    if torch.compiler.is_compiling():
+        return draw_seed_unseen(generator)
+    if recording() or transforming():
+        return _random_integer(generator)
+    return draw_seed(generator)
+
+
 def _random_integer(generator: torch.Generator | None) -> Tensor:
     return torch.randint(2**62, (), generator=generator, device="cpu" if generator is None else generator.device)
 
@@ -67,6 +76,33 @@ def mixed_seed(purpose: str, *numbers: int) -> int:
     """A seed of 63 bits, hashed from its purpose and numbers, so that neighbouring seeds or steps share nothing."""
     text = ":".join([purpose, *map(str, numbers)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def normal_noise(source: RandomSource, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers in float32 on the CPU."""
+    if isinstance(source, FixedSeed):
+        drawn = _fixed_normal(source.seed, shape)
+        # A tensor from outside becomes a constant of the program that is recorded.
+        return torch.ops.aten.lift_fresh_copy(drawn) if not torch.compiler.is_compiling() and recording() else drawn
+    if source is None:
+        return torch.randn(shape, dtype=torch.float32, device="cpu")
+    return draw_now(functools.partial(_draw_normal, draw_seed(source), shape))
+
+
+def _draw_normal(seed: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+@constant_for_compiler
+def _fixed_normal(seed: int, shape: tuple[int, ...]) -> Tensor:
+    return _cached_normal(seed, shape)
+
+
+@functools.lru_cache(64)
+def _cached_normal(seed: int, shape: tuple[int, ...]) -> Tensor:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_draw_normal, _first_seed(seed), shape).result()
 
 
 def uniform_noise(seed: Seed, stream: int, count: int, device: torch.device) -> Tensor:

@@ -13,18 +13,23 @@ kernel the terms in the sums are absent. `docs/derivation.md` has the steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from skyformer.ops.differentiable import Operation, Three, sum_of
 from skyformer.ops.distances import shrinking
-from skyformer.ops.kernels import Kernel, get_kernel, half_norms
-from skyformer.ops.noise import Seed, draw_seed, draw_seed_unseen, keep_mask, rounded_probability, uniform_noise
+from skyformer.ops.kernels import EXPONENT_FLOOR, GaussianKernel, Kernel, get_kernel, half_norms
+from skyformer.ops.noise import Seed, dropout_seed, keep_mask, rounded_probability, uniform_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
+from skyformer.ops.tracing import is_variable, transforming
 
 BLOCK_ELEMENTS = 2**19
 """Number of kernel values in one block over the whole batch: 2 MiB in float32, which fits into the cache."""
@@ -55,11 +60,11 @@ def blocked_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, pl
         if not plan.kernel.radial:
             # exp(<x, y>) may overflow at a masked key, and infinity times the zero above would be NaN.
             y = y.masked_fill(~key_mask[:, None, :, None], 0)
-    seed: Seed = 0
-    if plan.dropout_p > 0:
-        seed = draw_seed_unseen(plan.generator) if torch.compiler.is_compiling() else draw_seed(plan.generator)
-    out: Tensor = _KernelProduct.apply(*(at_least_float32(t).flatten(0, 1) for t in (x, y, v)), plan, seed)
-    return out.unflatten(0, x.shape[:2]).to(x.dtype)
+    batch_and_heads, dtype = x.shape[:2], x.dtype
+    x, y, v = (at_least_float32(t).flatten(0, 1) for t in (x, y, v))
+    seed = None if plan.dropout_p == 0 else dropout_seed(plan.generator)
+    needs_gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (x, y, v))
+    return BlockedProduct(plan, needs_gradients)(x, y, v, None, seed).unflatten(0, batch_and_heads).to(dtype)
 
 
 def dense_kernel_product(
@@ -83,8 +88,47 @@ def dense_kernel_product(
 
 def gram_matrix(x: Tensor, *, kernel: str | Kernel = "gaussian", scale: float = 1.0) -> Tensor:
     """kappa(x, x) for x (B, H, d, P): (B, H, d, d), with a backward pass of six operations instead of twenty."""
+    if transforming():
+        return _transformable_gram(x, get_kernel(kernel), scale)
     matrix: Tensor = _Gram.apply(x, get_kernel(kernel), scale)
     return matrix
+
+
+def _transformable_gram(x: Tensor, kernel: Kernel, scale: float) -> Tensor:
+    """The same in operations of torch, without a gradient of its own."""
+    x, _ = _gram_points(x, kernel, scale)
+    half = _half_norms(x, scale)
+    value, _ = _smooth_value_and_slope(kernel, scale * (x @ x.mT), half, half.mT)
+    own = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
+    return torch.where(own, _value_at_zero(kernel, x), value) if kernel.radial else value
+
+
+def _gram_and_slope(x: Tensor, kernel: Kernel, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """The kernel matrix of x, its slope, the points from which both were computed, and the factor of the gradient."""
+    x, shrink = _gram_points(x, kernel, scale)
+    half = half_norms(x, scale)
+    value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
+    if kernel.radial:
+        # Rounding may make the distance of a point to itself larger than 0.
+        value.diagonal(dim1=-2, dim2=-1).copy_(_value_at_zero(kernel, x))
+    return value, slope, x, shrink * scale
+
+
+def _gram_points(x: Tensor, kernel: Kernel, scale: float) -> tuple[Tensor, Tensor | float]:
+    """Points of the same distances as x, and the factors by which they were moved closer together."""
+    if not kernel.radial:
+        return x, 1.0
+    # Distances do not depend on the origin, but their rounding does: for near duplicates far from the origin the matrix
+    # would be indefinite. The rounding errors of extreme norms would make it indefinite too.
+    x = x - x.mean(-2, keepdim=True)
+    shrink = shrinking(x, scale)
+    return x * shrink, shrink
+
+
+def _value_at_zero(kernel: Kernel, x: Tensor) -> Tensor:
+    """kappa at distance 0, (1,)."""
+    zero, half_x, half_y = torch.zeros(3, 1, 1, dtype=x.dtype, device=x.device)
+    return kernel.value(zero, half_x, half_y)[0]
 
 
 class _Gram(torch.autograd.Function):
@@ -93,34 +137,33 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(ctx: Any, x: Tensor, kernel: Kernel, scale: float) -> Tensor:
-        if kernel.radial:
-            # Distances do not depend on the origin, but their rounding does: for near duplicates far from the origin
-            # the matrix would be indefinite.
-            x = x - x.mean(-2, keepdim=True)
-            # The rounding errors of extreme norms would make it indefinite too.
-            shrink = shrinking(x, scale)
-            x = x * shrink
-        half = half_norms(x, scale)
-        value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
-        if kernel.radial:
-            # Rounding may make the distance of a point to itself larger than 0.
-            zero = x.new_zeros(1, 1)
-            value.diagonal(dim1=-2, dim2=-1).copy_(kernel.value(zero, zero.clone(), zero.clone())[0])
-        ctx.radial, ctx.factor = kernel.radial, shrink * scale if kernel.radial else scale
-        ctx.save_for_backward(x, slope)
+        value, slope, points, ctx.factor = _gram_and_slope(x, kernel, scale)
+        ctx.kernel, ctx.scale = kernel, scale
+        ctx.save_for_backward(x, points, slope)
         return value
 
     @staticmethod
-    @once_differentiable
     @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, slope = ctx.saved_tensors
+        x, points, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _gram_gradient(grad, x, ctx.kernel, ctx.scale), None, None
         g = grad * slope
         both = g + g.mT
-        dx = both @ x
-        if ctx.radial:
-            dx.addcmul_(x, both.sum(-1, keepdim=True), value=-1)
+        dx = both @ points
+        if ctx.kernel.radial:
+            dx.addcmul_(points, both.sum(-1, keepdim=True), value=-1)
         return dx.mul_(ctx.factor), None, None
+
+
+def _gram_gradient(grad: Tensor, x: Tensor, kernel: Kernel, scale: float) -> Tensor:
+    """The same in operations that can be differentiated again."""
+    x, shrink = _gram_points(x, kernel, scale)
+    half = _half_norms(x, scale)
+    _, slope = _smooth_value_and_slope(kernel, scale * (x @ x.mT), half, half.mT)
+    g = grad * slope
+    both = g + g.mT
+    return shrink * scale * (both @ x - both.sum(-1, keepdim=True) * x if kernel.radial else both @ x)
 
 
 @dataclass(frozen=True)
@@ -136,14 +179,94 @@ class _Block:
         return int(self.i.start - self.j.start)
 
 
-class _KernelProduct(torch.autograd.Function):
-    """x (N, L, P), y (N, S, P), v (N, S, Pv) to (N, L, Pv)."""
+@dataclass(frozen=True)
+class KernelOperation(Operation):
+    """kappa(x, y) v; here its derivatives beyond the first, in plain torch operations. x, y and v have three dimensions
+    and no mask, or four and a mask (B, S)."""
 
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, x: Tensor, y: Tensor, v: Tensor, plan: Plan, dropout_seed: Seed) -> Tensor:
-        grid = _Grid(x, y, plan, dropout_seed)
-        keep = any(ctx.needs_input_grad) and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
+    plan: Plan
+
+    def row_blocks(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, list[_Block]]]:
+        count = math.prod(x.shape[:-2])
+        for rows, blocks in groupby(blocks_of(count, x.shape[-2], y.shape[-2], self.plan.is_causal), attrgetter("i")):
+            yield rows, list(blocks)
+
+    def row_gradients(
+        self, block: Any, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None
+    ) -> Three:
+        scale, dx, dy, dv = self.plan.scale, [], [], []
+        for part in block:
+            y_j, v_j = y[..., part.j, :], v[..., part.j, :]
+            value, slope = self._values_and_slopes(part, x, y_j, mask, seed)
+            g = slope * (grad @ v_j.mT)
+            dx.append(g @ y_j - g.sum(-1, keepdim=True) * x if self.plan.kernel.radial else g @ y_j)
+            dy.append(g.mT @ x - g.sum(-2).unsqueeze(-1) * y_j if self.plan.kernel.radial else g.mT @ x)
+            dv.append(value.mT @ grad)
+        of_y, of_v = (torch.cat(each, -2) for each in (dy, dv))
+        missing = y.shape[-2] - of_y.shape[-2]
+        return scale * sum_of(dx), F.pad(scale * of_y, (0, 0, 0, missing)), F.pad(of_v, (0, 0, 0, missing))
+
+    def row_tangents(self, block: Any, primals: Three, tangents: Three, mask: Tensor | None) -> Tensor:
+        """sum_j scale psi_ij t_ij v_j + kappa_ij dv_j with t_ij = <dx_i - dy_j, y_j - x_i>, or if not radial
+        <dx_i, y_j> + <x_i, dy_j>."""
+        (x, y, v), (dx, dy, dv) = primals, tangents
+        out = []
+        for part in block:
+            y_j, v_j, dy_j, dv_j = (t[..., part.j, :] for t in (y, v, dy, dv))
+            value, slope = self._values_and_slopes(part, x, y_j, mask, None)
+            change = dx @ y_j.mT + x @ dy_j.mT
+            if self.plan.kernel.radial:
+                change = change - (dx * x).sum(-1, keepdim=True) - (dy_j * y_j).sum(-1).unsqueeze(-2)
+            out.append(self.plan.scale * (slope * change) @ v_j + value @ dv_j)
+        return sum_of(out)
+
+    def _values_and_slopes(
+        self, part: _Block, x: Tensor, y: Tensor, mask: Tensor | None, seed: Seed | None
+    ) -> tuple[Tensor, Tensor]:
+        """kappa and psi of one block after the masks and dropout."""
+        plan = self.plan
+        halves = _half_norms(x, plan.scale), _half_norms(y, plan.scale).mT
+        found = _smooth_value_and_slope(plan.kernel, plan.scale * (x @ y.mT), *halves)
+        factor = torch.ones_like(found[0].detach())
+        if mask is not None:
+            factor = factor.masked_fill(~mask[:, None, None, part.j], 0)
+        if plan.is_causal:
+            factor = factor.tril(part.diagonal)
+        if seed is not None:
+            factor = _drop(factor.contiguous(), plan.dropout_p, seed + part.number)
+        value, slope = (each * factor for each in found)
+        return value, slope
+
+
+def _smooth_value_and_slope(kernel: Kernel, inner: Tensor, half_x: Tensor, half_y: Tensor) -> tuple[Tensor, Tensor]:
+    """`Kernel.value_and_slope`, with derivatives where rounding moves the exponent of the Gaussian kernel above 0."""
+    if not isinstance(kernel, GaussianKernel):
+        return kernel.value_and_slope(inner, half_x, half_y)
+    value = bounded(inner - half_x - half_y).exp()
+    return value, value
+
+
+def bounded(exponent: Tensor) -> Tensor:
+    """The exponent within its bounds, with the derivatives of one that has no bounds."""
+    return exponent + (exponent.clamp(EXPONENT_FLOOR[exponent.dtype], 0) - exponent).detach()
+
+
+def _half_norms(x: Tensor, scale: float) -> Tensor:
+    """`half_norms` with second derivatives at zero, where a norm has none."""
+    return x.square().sum(-1, keepdim=True) * (scale / 2)
+
+
+@dataclass(frozen=True)
+class BlockedProduct(KernelOperation):
+    """x (N, L, P), y (N, S, P), v (N, S, Pv) to (N, L, Pv). It saves the kernel values if gradients will be needed and
+    they fit into the memory budget."""
+
+    needs_gradients: bool
+
+    def forward(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None) -> tuple[Tensor, ...]:
+        plan = self.plan
+        grid = _Grid(x, y, plan, seed)
+        keep = self.needs_gradients and plan.kernel.slope_is_value and grid.bytes <= plan.memory_budget
         out = x.new_zeros(*x.shape[:2], v.shape[-1])
         kept = []
         for block in grid.blocks():
@@ -152,22 +275,18 @@ class _KernelProduct(torch.autograd.Function):
             if keep:
                 kept.append(c)
                 grid.inner.release()
-        ctx.plan, ctx.dropout_seed = plan, dropout_seed
-        ctx.save_for_backward(x, y, v, out, *kept)
-        return out
+        return out, *kept
 
-    @staticmethod
-    @once_differentiable
-    @without_autocast
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, v, out, *kept = ctx.saved_tensors
-        plan: Plan = ctx.plan
-        grid = _Grid(x, y, plan, ctx.dropout_seed, only_shape=bool(kept))
+    def gradients(
+        self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None, *saved: Tensor
+    ) -> Three:
+        plan, (out, *kept) = self.plan, saved
+        grid = _Grid(x, y, plan, seed, only_shape=bool(kept))
         dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
         row_sums, column_sums = x.new_zeros(*x.shape[:2], 1), y.new_zeros(y.shape[0], 1, y.shape[1])
         sum_slopes = plan.kernel.radial and not plan.kernel.slope_is_value
         for block in grid.blocks():
-            x_i, y_j, v_j, do_i = x[:, block.i], y[:, block.j], v[:, block.j], grad_out[:, block.i]
+            x_i, y_j, v_j, do_i = x[:, block.i], y[:, block.j], v[:, block.j], grad[:, block.i]
             c, slope = (kept[block.number],) * 2 if kept else grid.values_and_slopes(block)
             dv[:, block.j] += torch.bmm(c.mT, do_i)
             g = grid.gradients.product(do_i, v_j.mT).mul_(slope)
@@ -180,17 +299,35 @@ class _KernelProduct(torch.autograd.Function):
             dx.addcmul_(x, row_sums, value=-plan.scale)
             dy.addcmul_(y, column_sums.mT, value=-plan.scale)
         elif plan.kernel.radial:
-            subtract_dots(dx, x, grad_out, out, plan.scale)
+            subtract_dots(dx, x, grad, out, plan.scale)
             subtract_dots(dy, y, v, dv, plan.scale)
-        return dx, dy, dv, None, None
+        return dx, dy, dv
+
+
+def blocks_of(count: int, rows: int, columns: int, is_causal: bool) -> Iterator[_Block]:
+    """The blocks of `count` matrices (rows, columns), row by row. In an exported program, in which one of the sizes is
+    a variable, there is one block, because the number of blocks is not known. torch.compile compiles for the size."""
+    fixed = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if not fixed and any(is_variable(size) for size in (count, rows, columns)):
+        yield _Block(slice(0, None), slice(0, None), 0)
+        return
+    height, width = block_shape(count, rows, columns)
+    number = 0
+    for i in range(0, rows, height):
+        for j in range(0, columns, width):
+            block = _Block(slice(i, min(i + height, rows)), slice(j, min(j + width, columns)), number)
+            if is_causal and block.j.start >= block.i.stop:
+                continue
+            yield block
+            number += 1
 
 
 class _Grid:
     """The kernel matrix of x (N, L, P) and y (N, S, P), one block at a time."""
 
-    def __init__(self, x: Tensor, y: Tensor, plan: Plan, dropout_seed: Seed, only_shape: bool = False) -> None:
+    def __init__(self, x: Tensor, y: Tensor, plan: Plan, seed: Seed | None, only_shape: bool = False) -> None:
         """`only_shape` leaves out the norms, which are needed for values only."""
-        self.x, self.y, self.plan, self.dropout_seed = x, y, plan, dropout_seed
+        self.x, self.y, self.plan, self.seed = x, y, plan, seed
         if not only_shape:
             self.half_x = half_norms(x, plan.scale)
             self.half_y = half_norms(y, plan.scale).mT
@@ -201,16 +338,7 @@ class _Grid:
         return self.x.shape[0] * self.x.shape[1] * self.y.shape[1] * self.x.element_size()
 
     def blocks(self) -> Iterator[_Block]:
-        count, rows, columns = self.x.shape[0], self.x.shape[1], self.y.shape[1]
-        height, width = block_shape(count, rows, columns)
-        number = 0
-        for i in range(0, rows, height):
-            for j in range(0, columns, width):
-                block = _Block(slice(i, min(i + height, rows)), slice(j, min(j + width, columns)), number)
-                if self.plan.is_causal and block.j.start >= block.i.stop:
-                    continue
-                yield block
-                number += 1
+        return blocks_of(self.x.shape[0], self.x.shape[1], self.y.shape[1], self.plan.is_causal)
 
     def values(self, block: _Block) -> Tensor:
         value = self.plan.kernel.value(self._inner(block), *self._halves(block))
@@ -231,10 +359,10 @@ class _Grid:
 
     def _mask_and_drop(self, c: Tensor, block: _Block) -> Tensor:
         """The block after the causal mask and dropout."""
-        if self.plan.is_causal and block.j.stop > block.i.start + 1:
+        if self.plan.is_causal and (block.j.stop is None or block.j.stop > block.i.start + 1):
             c = c.tril_(block.diagonal)
-        if self.plan.dropout_p > 0:
-            c = _drop(c, self.plan.dropout_p, self.dropout_seed + block.number)
+        if self.seed is not None:
+            c = _drop(c, self.plan.dropout_p, self.seed + block.number)
         return c
 
 
@@ -268,6 +396,9 @@ def block_shape(count: int, rows: int, columns: int) -> tuple[int, int]:
 def subtract_dots(grad: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
     """grad_i -= scale (a_i . b_i) x_i for (..., n, P), in pieces, which avoids another tensor of that size."""
     length = x.shape[-2]
+    if is_variable(x.numel()):
+        grad.addcmul_(x, (a * b).sum(-1, keepdim=True), value=-scale)
+        return
     step = max(1, BLOCK_ELEMENTS * length // max(1, x.numel()))
     for i in range(0, length, step):
         a_i, b_i, x_i = (t[..., i : i + step, :] for t in (a, b, x))

@@ -19,16 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from skyformer.ops.differentiable import Operation, Three
 from skyformer.ops.kernels import EXPONENT_FLOOR, half_norms
-from skyformer.ops.noise import draw_seed, rounded_probability
-from skyformer.ops.precision import at_least_float32, without_autocast
-from skyformer.ops.products import subtract_dots
+from skyformer.ops.noise import Seed, draw_seed, rounded_probability
+from skyformer.ops.precision import at_least_float32
+from skyformer.ops.products import bounded, subtract_dots
 
 BLOCK_ELEMENTS = 2**18
 """Number of weights in a block: 1 MiB in float32, about the cache of one core."""
@@ -45,7 +45,8 @@ def softmax_attention_with_dropout(
 
     p is rounded, see `drop_probability`. An example without valid keys gives zeros.
     """
-    return _attend(query, key, value, key_mask, _Plan(False, scale, drop_probability(dropout_p), draw_seed(None)))
+    operation = _DroppedAttention(False, scale, drop_probability(dropout_p))
+    return _attend(query, key, value, key_mask, operation, draw_seed(None))
 
 
 def gaussian_attention_with_dropout(
@@ -58,7 +59,8 @@ def gaussian_attention_with_dropout(
     generator: torch.Generator | None,
 ) -> Tensor:
     """The same for Kernelized Attention with the Gaussian kernel."""
-    return _attend(query, key, value, key_mask, _Plan(True, scale, drop_probability(dropout_p), draw_seed(generator)))
+    operation = _DroppedAttention(True, scale, drop_probability(dropout_p))
+    return _attend(query, key, value, key_mask, operation, draw_seed(generator))
 
 
 def drop_probability(p: float) -> float:
@@ -67,71 +69,90 @@ def drop_probability(p: float) -> float:
     return coarse if abs(coarse - p) <= _CLOSE * min(p, 1 - p) else rounded_probability(p)
 
 
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, operation: _DroppedAttention, seed: int
+) -> Tensor:
+    x, y, v = (at_least_float32(t).contiguous() for t in (query, key, value))
+    return operation(x, y, v, key_mask, seed).to(query.dtype)
+
+
 @dataclass(frozen=True)
-class _Plan:
+class _DroppedAttention(Operation):
     gaussian: bool
     scale: float
     dropout_p: float
-    seed: int
 
+    def forward(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None) -> tuple[Tensor, ...]:
+        out = v.new_zeros(*x.shape[:3], v.shape[-1])
+        points, keys = _points(x, y, self)
+        buffers = _Buffers(out, y.shape[2])
+        for head, valid, seed_of_head in _heads(x, y, mask, seed):
+            x_h, y_h, v_h = points[head], keys[head][valid], v[head][valid]
+            for rows in _blocks(len(x_h), len(y_h)):
+                _, dropped, _ = buffers.weights(x_h[rows], y_h, self, seed_of_head + rows.start)
+                torch.mm(dropped, v_h, out=out[head][rows])
+        return (out.div_(1 - self.dropout_p),)
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, plan: _Plan) -> Tensor:
-    inputs = (at_least_float32(x).contiguous() for x in (query, key, value))
-    out: Tensor = _DroppedAttention.apply(*inputs, key_mask, plan)
-    return out.to(query.dtype)
-
-
-class _DroppedAttention(torch.autograd.Function):
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, plan: _Plan) -> Tensor:
-        out = value.new_zeros(*query.shape[:3], value.shape[-1])
-        points, keys = _points(query, key, plan)
-        buffers = _Buffers(out, key.shape[2])
-        for number, head, valid in _heads(key, key_mask):
-            x, y, v = points[head], keys[head][valid], value[head][valid]
-            for rows in _blocks(len(x), len(y)):
-                _, dropped, _ = buffers.weights(x[rows], y, plan, plan.seed + number * len(x) + rows.start)
-                torch.mm(dropped, v, out=out[head][rows])
-        out.div_(1 - plan.dropout_p)
-        ctx.plan = plan
-        ctx.save_for_backward(query, key, value, key_mask, out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    @without_autocast
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, key_mask, out = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        delta = (grad_out * out).sum(-1, keepdim=True)
-        grad = grad_out / (1 - plan.dropout_p)
-        dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        points, keys = _points(query, key, plan)
-        features = key.shape[-1]
-        buffers = _Buffers(out, key.shape[2])
-        for number, head, valid in _heads(key, key_mask):
-            x, y, k, v = points[head], keys[head][valid], key[head][valid], value[head][valid]
+    def gradients(
+        self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None, *saved: Tensor
+    ) -> Three:
+        (out,) = saved
+        delta = (grad * out).sum(-1, keepdim=True)
+        scaled = grad / (1 - self.dropout_p)
+        dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
+        points, keys = _points(x, y, self)
+        features = y.shape[-1]
+        buffers = _Buffers(out, y.shape[2])
+        for head, valid, seed_of_head in _heads(x, y, mask, seed):
+            x_h, y_h, k, v_h = points[head], keys[head][valid], y[head][valid], v[head][valid]
             # Transposed, because a sum over the rows of a block is then much faster.
-            dk_t, dv_t = k.new_zeros(features, len(k)), v.new_zeros(v.shape[1], len(v))
-            for rows in _blocks(len(x), len(y)):
-                do = grad[head][rows]
-                weights, dropped, ds = buffers.weights(x[rows], y, plan, plan.seed + number * len(x) + rows.start)
+            dy_t, dv_t = k.new_zeros(features, len(k)), v_h.new_zeros(v_h.shape[1], len(v_h))
+            for rows in _blocks(len(x_h), len(y_h)):
+                do = scaled[head][rows]
+                weights, dropped, ds = buffers.weights(x_h[rows], y_h, self, seed_of_head + rows.start)
                 dv_t.addmm_(do.mT, dropped)
-                torch.mm(do, v.mT, out=ds).mul_(dropped)
-                if not plan.gaussian:
+                torch.mm(do, v_h.mT, out=ds).mul_(dropped)
+                if not self.gaussian:
                     ds.addcmul_(weights, delta[head][rows], value=-1)
-                torch.mm(ds, k, out=dq[head][rows])
-                dk_t.addmm_(x[rows, :features].mT, ds)
-            dk[head][valid], dv[head][valid] = dk_t.mT, dv_t.mT
-        dq.mul_(plan.scale)
-        if plan.gaussian:
-            subtract_dots(dq, query, grad_out, out, plan.scale)
-            subtract_dots(dk, key, value, dv, plan.scale)
-        return dq, dk, dv, None, None
+                torch.mm(ds, k, out=dx[head][rows])
+                dy_t.addmm_(x_h[rows, :features].mT, ds)
+            dy[head][valid], dv[head][valid] = dy_t.mT, dv_t.mT
+        dx.mul_(self.scale)
+        if self.gaussian:
+            subtract_dots(dx, x, grad, out, self.scale)
+            subtract_dots(dy, y, v, dv, self.scale)
+        return dx, dy, dv
+
+    def row_blocks(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, None]]:
+        """All rows at once: second derivatives take O(L S) memory."""
+        yield slice(None), None
+
+    def row_gradients(
+        self, block: None, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None
+    ) -> Three:
+        def attend(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+            points, keys = _points(x, y, self)
+            nothing = v.new_zeros(x.shape[2], v.shape[-1])
+            of_heads = dict.fromkeys(product(*map(range, x.shape[:2])), nothing)
+            for head, valid, seed_of_head in _heads(x, y, mask, seed):
+                x_h, y_h, v_h = points[head], keys[head][valid], v[head][valid]
+                keep = torch.cat([self._keep(rows, y_h, seed_of_head) for rows in _blocks(len(x_h), len(y_h))])
+                scores = x_h @ y_h.mT
+                weights = bounded(scores).exp() if self.gaussian else scores.softmax(-1)
+                of_heads[head] = (weights * keep) @ v_h
+            return torch.stack(list(of_heads.values())).unflatten(0, x.shape[:2])
+
+        dx, dy, dv = torch.func.vjp(attend, x, y, v)[1](grad)
+        return dx, dy, dv
+
+    def _keep(self, rows: slice, keys: Tensor, seed: int) -> Tensor:
+        """The mask of some rows, divided by 1 - p."""
+        out = torch.empty(rows.stop - rows.start, len(keys), dtype=keys.dtype)
+        words = torch.empty(-(-out.numel() // 4), dtype=torch.int64)
+        return _draw_keep(out, self.dropout_p, words, seed + rows.start).div_(1 - self.dropout_p)
 
 
-def _points(query: Tensor, key: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
+def _points(query: Tensor, key: Tensor, plan: _DroppedAttention) -> tuple[Tensor, Tensor]:
     """x and y whose inner products are the scores, for the Gaussian kernel its exponents."""
     x = query * plan.scale
     if not plan.gaussian:
@@ -140,8 +161,11 @@ def _points(query: Tensor, key: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
     return torch.cat([x, -half_x, torch.ones_like(half_x)], -1), torch.cat([key, torch.ones_like(half_y), -half_y], -1)
 
 
-def _heads(key: Tensor, key_mask: Tensor | None) -> Iterator[tuple[int, tuple[int, int], slice | Tensor]]:
-    """A number, example and head, and the valid keys of the example, for all examples that have valid keys."""
+def _heads(
+    query: Tensor, key: Tensor, key_mask: Tensor | None, seed: Seed | None
+) -> Iterator[tuple[tuple[int, int], slice | Tensor, int]]:
+    """Example and head, the valid keys of the example and a seed, for all examples that have valid keys."""
+    assert isinstance(seed, int)
     batch, heads, size = key.shape[:3]
     for example in range(batch):
         valid: slice | Tensor = slice(size)
@@ -152,7 +176,8 @@ def _heads(key: Tensor, key_mask: Tensor | None) -> Iterator[tuple[int, tuple[in
             # Without gaps a view is enough.
             valid = slice(count) if count and int(rows[-1]) == count - 1 else rows
         if count:
-            yield from ((example * heads + head, (example, head), valid) for head in range(heads))
+            for head in range(heads):
+                yield (example, head), valid, seed + (example * heads + head) * query.shape[2]
 
 
 def _blocks(length: int, keys: int) -> Iterator[slice]:
@@ -169,7 +194,7 @@ class _Buffers:
         self._memory = like.new_empty(3, largest)
         self._words = torch.empty(-(-largest // 4), dtype=torch.int64)
 
-    def weights(self, x: Tensor, y: Tensor, plan: _Plan, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self, x: Tensor, y: Tensor, plan: _DroppedAttention, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """P and P' between x (l, P') and y (S, P'), and a third matrix (l, S) for the caller to use."""
         scores, weights, keep = (each[: len(x) * len(y)].view(len(x), len(y)) for each in self._memory)
         torch.mm(x, y.mT, out=scores)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from skyformer.checks import check_at_least, check_positive
 from skyformer.errors import JitterWarning, SolveError
-from skyformer.ops.precision import without_autocast
+from skyformer.ops.differentiable import call
+from skyformer.ops.precision import autocast_off, without_autocast
 from skyformer.registry import Registry
 
 GAMMA = 1e-2
@@ -103,32 +103,61 @@ def get_solver(solver: str | Solver) -> Solver:
 def regularized_solve(gram: Tensor, rhs: Tensor, gamma: float, solver: str | Solver = "cholesky") -> Tensor:
     """(M + gamma I)^-1 r for M (..., d, d), r (..., d, Pv) and gamma > 0."""
     check_positive("gamma", gamma)
-    out: Tensor = _ImplicitSolve.apply(gram, rhs, gamma, get_solver(solver))
-    return out
-
-
-class _ImplicitSolve(torch.autograd.Function):
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, gram: Tensor, rhs: Tensor, gamma: float, solver: Solver) -> Tensor:
-        matrix = gram.clone()
+    solver = get_solver(solver)
+    with torch.no_grad(), autocast_off(gram.device.type):
+        matrix = gram.detach().clone()
         matrix.diagonal(dim1=-2, dim2=-1).add_(gamma)
         if isinstance(solver, CholeskySolver) and gram.device.type != "cpu":
             prepared = inverse_factor_unseen(matrix, solver.jitter, solver.retries, gamma)
         else:
             prepared = solver.prepare(matrix)
-        solution = solver.apply(prepared, rhs)
-        ctx.solver = solver
-        ctx.save_for_backward(prepared, solution)
-        return solution
+    if torch.compiler.is_compiling():
+        return _ImplicitSolve.apply(gram, rhs, prepared, solver)
+    out: Tensor = call(_SolveWithTangents, gram, rhs, prepared, solver)
+    return out
+
+
+class _ImplicitSolve(torch.autograd.Function):
+    """u = A^-1 r for what the solver prepared from A. Its gradients are solves with the same A."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
+    @without_autocast
+    def forward(gram: Tensor, rhs: Tensor, prepared: Tensor, solver: Solver) -> Tensor:
+        return solver.apply(prepared, rhs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        gram, _, prepared, ctx.solver = inputs
+        ctx.save_for_backward(gram, prepared, output)
+        ctx.save_for_forward(gram, prepared, output)
+
+    @staticmethod
     @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        prepared, solution = ctx.saved_tensors
-        g = ctx.solver.apply(prepared, grad)
+        gram, prepared, solution = ctx.saved_tensors
+        if torch.compiler.is_compiling():
+            g = ctx.solver.apply(prepared, grad)
+        else:
+            g = call(_SolveWithTangents, gram, grad, prepared, ctx.solver)
         return -g @ solution.mT, g, None, None
+
+
+class _SolveWithTangents(_ImplicitSolve):
+    """The same with a forward mode, which torch.compile does not support: du = A^-1 (dr - dA u)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @without_autocast
+    def jvp(ctx: Any, dgram: Tensor | None, drhs: Tensor | None, *_: Any) -> Tensor:
+        gram, prepared, solution = ctx.saved_tensors
+        change = torch.zeros_like(solution) if drhs is None else drhs
+        if dgram is not None:
+            change = change - dgram @ solution
+        out: Tensor = call(_SolveWithTangents, gram, change, prepared, ctx.solver)
+        return out
 
 
 def schulz_precondition(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,3 +277,9 @@ def _replace_failed(factor: Tensor, failed: Tensor, matrix: Tensor) -> tuple[Ten
 @_inverse_factor.register_fake
 def _(matrix: Tensor, jitter: float, retries: int) -> Tensor:
     return torch.empty_like(matrix, memory_format=torch.contiguous_format)
+
+
+@_inverse_factor.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], matrix: Tensor, jitter: float, retries: int) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None
+    return _inverse_factor(matrix.movedim(in_dims[0], 0), jitter, retries), 0

@@ -9,6 +9,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -19,10 +21,45 @@ def exporting() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
+def is_variable(size: int) -> bool:
+    """Whether a size is a variable of the program that torch traces, not a number."""
+    if not torch.compiler.is_compiling():
+        return isinstance(size, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # Loads sympy.
+
+    return not has_static_value(size)
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def needs_plain_operations() -> bool:
+    """Whether forward mode or `torch.vmap` is at work, for which torch's fused attention has no rules."""
+    if torch.compiler.is_compiling() or not transforming():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    vmap = torch._C._functorch.TransformType.Vmap
+    return forward_ad._current_level >= 0 or any(interpreter.key() == vmap for interpreter in stack)
+
+
+def recording() -> bool:
+    """Whether tensors have no values, or operations are recorded, by `FakeTensorMode`, `make_fx` or `torch.export`."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
+
+
+_RECORDERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+
+
 def may_look_at_values(x: Tensor) -> bool:
-    """Whether a decision may depend on the values of x: on the CPU, and not while torch traces a program. On an
-    accelerator the host would have to wait for all work that was submitted before."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether a decision may depend on the values of x: on the CPU, and not while torch traces or transforms a program.
+    On an accelerator the host would have to wait for all work that was submitted before."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not (recording() or transforming() or isinstance(x, FakeTensor))
 
 
 def constant_for_compiler(function: Callable[Args, Result]) -> Callable[Args, Result]:

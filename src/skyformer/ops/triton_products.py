@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 
 from skyformer.errors import UnsupportedError
+from skyformer.ops.differentiable import second_gradients
 from skyformer.ops.distances import mean_of_valid
+from skyformer.ops.kernels import GaussianKernel
+from skyformer.ops.precision import at_least_float32
+from skyformer.ops.products import BlockedProduct, Plan
 
 LARGEST_HEAD_DIM = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Without tensor cores, float32 products of larger head dims do not fit into registers."""
@@ -216,6 +220,27 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _gaussian_product.register_autograd(_backward, setup_context=_save)
+
+
+def _save_twice(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    grad, x, y, v, key_mask, is_causal, scale, _, *ctx.needed = inputs
+    ctx.plan = Plan(GaussianKernel(), scale, is_causal)
+    ctx.save_for_backward(grad, x, y, v, key_mask)
+
+
+def _backward_twice(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of the gradients, by the portable product in float32."""
+    *primals, key_mask = ctx.saved_tensors
+    given = [
+        at_least_float32(c) if c is not None and needed else torch.zeros_like(x, dtype=torch.float32)
+        for c, needed, x in zip(cotangents, ctx.needed, primals[1:], strict=True)
+    ]
+    wide = [at_least_float32(x) for x in primals]
+    found = second_gradients(BlockedProduct(ctx.plan, needs_gradients=False), wide, given, key_mask, None)
+    return *(each.to(x.dtype) for each, x in zip(found, primals, strict=True)), *(None,) * 7
+
+
+_gaussian_product_backward.register_autograd(_backward_twice, setup_context=_save_twice)
 
 
 def _empty_gradients(

@@ -1,0 +1,79 @@
+"""torch.func, vmap, forward mode, second derivatives and fake tensors for every attention. Traces and exports, which
+take minutes, are in tests/outside/test_torch_transforms.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from skyformer.attention import list_attentions
+from skyformer.attention.multihead import MultiheadAttention
+from tests.outside import torch_transforms as checks
+
+QUICK = [
+    checks.check_grad,
+    checks.check_gradients_per_sample,
+    checks.check_jacrev,
+    checks.check_jvp,
+    checks.check_gradgradcheck,
+    checks.check_fake_tensors,
+]
+
+
+# torch loops over the samples where it has no batched backward pass, that of its softmax attention for example.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", list_attentions())
+@pytest.mark.parametrize("check", QUICK, ids=lambda check: check.__name__)
+def test_transform(check: checks.Check, name: str) -> None:
+    check(checks.build(name), checks.key_mask())
+
+
+@pytest.mark.parametrize("name", ["kernelized", "skyformer", "softmax"])
+def test_gradients_per_sample_of_a_layer_in_training(name: str) -> None:
+    """As differentially private training needs them, with random landmarks or dropout for each sample."""
+    options = {"num_landmarks": 4} if name == "skyformer" else {"dropout": 0.2}
+    layer = MultiheadAttention(8, 2, batch_first=True, attention=name, **options).train()
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        out, _ = torch.func.functional_call(layer, parameters, (x, x, x), {"need_weights": False})
+        return out.square().mean()
+
+    x = torch.randn(3, 2, 12, 8)
+    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")(parameters, x)
+    assert all(found[key].shape == (3, *value.shape) for key, value in parameters.items())
+    of_samples = found["out_proj.weight"]
+    assert of_samples.isfinite().all()
+    assert not torch.allclose(of_samples[0], of_samples[1])
+
+
+def test_softmax_attention_says_that_it_has_no_second_derivative() -> None:
+    q, k, v = (x.requires_grad_() for x in checks.draw())
+    (g,) = torch.autograd.grad(checks.build("softmax")(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.autograd.grad(g.sum(), q)
+
+
+def test_a_gradient_penalty_trains_the_right_thing() -> None:
+    layer = MultiheadAttention(8, 2, batch_first=True, attention="skyformer", num_landmarks=6).double().eval()
+    x = torch.randn(2, 10, 8, dtype=torch.float64)
+
+    def penalty(layer: nn.Module) -> torch.Tensor:
+        given = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(layer(given, given, given)[0].sum(), given, create_graph=True)
+        return g.square().sum()
+
+    weight, step = layer.out_proj.weight, 1e-6
+    (found,) = torch.autograd.grad(penalty(layer), weight)
+    direction = torch.randn_like(weight)
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(sign * step * direction)
+        values.append(penalty(layer).item())
+        with torch.no_grad():
+            weight.sub_(sign * step * direction)
+    torch.testing.assert_close(
+        float((found * direction).sum()), (values[0] - values[1]) / (2 * step), rtol=1e-5, atol=0
+    )
