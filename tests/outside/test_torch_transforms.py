@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from skyformer.attention import list_attentions
-from tests.outside.torch_transforms import CHECKS, build, key_mask
+from tests.outside.torch_transforms import CHECKS, build, check_export, check_strict_export, key_mask
 
 pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -14,5 +14,7 @@ pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("ignore"), pytest.
 @pytest.mark.parametrize("mask", [None, key_mask()], ids=["full", "masked"])
 @pytest.mark.parametrize("name", list_attentions())
 @pytest.mark.parametrize("title", CHECKS)
-def test_transform(title: str, name: str, mask: Tensor | None) -> None:
+def test_transform(title: str, name: str, mask: Tensor | None, request: pytest.FixtureRequest) -> None:
+    if name == "tilted" and CHECKS[title] in (check_export, check_strict_export):
+        request.applymarker(pytest.mark.xfail(reason="its sizes decide what it computes", strict=True))
     CHECKS[title](build(name), mask)
