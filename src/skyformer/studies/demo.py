@@ -26,7 +26,7 @@ from skyformer.model import SequenceClassifier
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak
 from skyformer.report.figures import Figure, Mark, Panel, Series, draw_figure
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+LENGTHS = (1024, 4096, 16384, 65536)
 LIMIT_SECONDS = 10.0
 """An attention is timed up to the last length at which a step takes less than this."""
 LANDMARKS = 128
@@ -38,6 +38,9 @@ LEAST, MOST = 1.5, 3.0
 """The most frequent symbol is this many times as probable as each of the others, uniformly between the two."""
 TEST_SEQUENCES, WINDOW = 128, 32
 """Sequences of the final test, and of the running accuracy during training."""
+
+DRAWN_POINTS = 40
+"""At most this many points of a curve are drawn."""
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 ATTENTIONS: dict[str, Function] = {
@@ -233,9 +236,10 @@ def speed_figure(timings: Sequence[Timing]) -> Figure:
 
 def training_figure(trainings: Sequence[Training], length: int) -> Figure:
     """The running accuracy against the training time."""
-    series = [
-        Series(each.attention, each.seconds, [100 * accuracy for accuracy in each.accuracies]) for each in trainings
-    ]
+    series = []
+    for each in trainings:
+        every = slice(None, None, -(-len(each.seconds) // DRAWN_POINTS) or 1)
+        series.append(Series(each.attention, each.seconds[every], [100 * y for y in each.accuracies[every]]))
     end = max(each.seconds[-1] for each in trainings if each.seconds)
     series.append(Series("chance", [0, end], [100 * CHANCE] * 2, mark=Mark.DASHED))
     title = f"Which of {SYMBOLS} symbols is the most frequent of {length:,}?"
