@@ -192,6 +192,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     attempt("c.csv", b"text,label\na,b\nc\n", "line 3: expected 2 fields (text, label); got 1", "must be quoted")
     attempt("d.csv", b'text,label\n"a,b\n', "unexpected end of data")
     attempt("e.csv", b"text,label\n\xff,b\n", "must be UTF-8")
+    attempt("s.csv", b"text;label\na;b\n", "must have ',' between its columns; its first line is 'text;label'")
     attempt("f.csv", b"", "has no rows")
     attempt("g.txt", b"hello", "one of these formats: .jsonl")
     attempt("h.parquet", b"hello", "cannot be read as Parquet")

@@ -180,6 +180,10 @@ class FilePart:
                 header = next(reader, [])
                 if len(set(header)) < len(header):
                     raise DataError(f"{self.path} has two columns of the same name: {', '.join(header)}")
+                if len(header) == 1 and any(other in header[0] for other in ";\t,|"):
+                    raise DataError(
+                        f"{self.path} must have {separator!r} between its columns; its first line is {header[0][:80]!r}"
+                    )
                 first = reader.line_num + 1
                 for fields in reader:
                     if fields and len(fields) != len(header):
