@@ -210,4 +210,4 @@ def test_evaluate_in_one_line(skyformer: CommandLine, runs_dir: Path, monkeypatc
     monkeypatch.setattr(fit, "evaluate", evaluate)
     outcome = skyformer("evaluate", run.name, "--split", "dev", "--batch-size", 7)
     assert outcome.output.startswith(f"{run.name}: dev accuracy 75.00%, loss 0.5000, 2,500 examples [changed: ")
-    assert asked == {"split": "dev", "data_dir": None, "batch_size": 7, "progress": True}
+    assert asked == {"split": "dev", "data_dir": None, "batch_size": 7, "progress": True, "sequence_parallel": 1}
