@@ -1,4 +1,4 @@
-"""`skyformer demo`: what Skyformer is for, measured on this machine in less than three minutes."""
+"""`skyformer demo`: what Skyformer is for, measured on this machine in a few minutes."""
 
 from __future__ import annotations
 

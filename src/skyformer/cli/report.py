@@ -29,7 +29,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Runs, records of studies or benchmarks, or folders that contain them.", metavar="RUNS_OR_STUDIES..."
+            help="Runs, records of studies or benchmarks, or folders that contain them.", metavar="RUNS_OR_STUDIES"
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")] = Path(
