@@ -77,7 +77,7 @@ class TiltedPlan:
     @staticmethod
     def of_budget(budget: int) -> TiltedPlan:
         """A plan of `budget` scores per query: the power of two up to a sixth of it for blocks, that near a quarter for
-        cells, the rest for exact keys. Chosen on half the heads of three layers of a pretrained MiniLM; see
+        cells, the rest for exact keys. Chosen on heads of a pretrained MiniLM over another text; see
         docs/tilted.md."""
         check_at_least("budget", budget, SMALLEST_BUDGET)
         blocks = 1 << max(0, (budget // 6).bit_length() - 1)
