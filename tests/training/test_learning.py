@@ -18,7 +18,7 @@ from torch import Tensor
 from skyformer.attention import Inputs, registry
 from skyformer.attention.skyformer import SkyformerAttention
 from skyformer.lra import Example, Split, Task, task_spec
-from skyformer.lra.folders import Manifest, Variant
+from skyformer.lra.folders import Manifest, SplitRecord, Variant
 from skyformer.lra.tasks import FIRST_SYMBOL_ID
 from skyformer.training import RunConfig, fit
 from skyformer.training.config import TaskConfig
@@ -67,7 +67,9 @@ class ShuffledValues(SkyformerAttention):
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [AfterTheMark.drawn(size, seed) for seed, size in enumerate(SIZES.values())]
-    manifest = Manifest(format=1, skyformer="", variant=Variant(task="listops"), source="drawn", splits={})
+    record = SplitRecord(file="", examples=1, symbols=1, shortest=1, longest=1, label_counts=(1,), bytes=1, sha256="0")
+    splits = dict.fromkeys(Split, record)
+    manifest = Manifest(format=1, skyformer="", variant=Variant(task="listops"), source="drawn", splits=splits)
     made = Task(AfterTheMark.spec, *parts, folder=Path(), manifest=manifest)
     monkeypatch.setattr(TaskConfig, "load", lambda config, data_dir: made)
 
