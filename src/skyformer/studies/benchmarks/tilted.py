@@ -8,8 +8,8 @@ memory: what a forward and backward pass adds to q, k and v, and what long texts
 times: forward, and forward and backward, interleaved with `F.scaled_dot_product_attention`; and forward passes of the
     model.
 
-The budget was divided by trials on heads of all-MiniLM-L6-v2 over the validation text of WikiText-2; give another text to
-judge it.
+The budget was divided by trials on heads of all-MiniLM-L6-v2 over the validation text of WikiText-2; give another text
+to judge it.
 """
 
 from __future__ import annotations
