@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Tests start many processes; without compiled files each of them would compile thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run test lint test-slow test-timing test-gpu test-durability test-minimums studies docs bench clean
+.PHONY: setup run test lint test-slow test-timing test-gpu test-durability test-minimums test-outside studies docs bench clean
 
 setup:
 	./scripts/setup.sh cli,model
@@ -43,6 +43,13 @@ test-minimums:
 	test -x .venv-minimums/bin/python || $${PYTHON:-python3} -m venv .venv-minimums
 	.venv-minimums/bin/python -m pip install --quiet --no-compile -c constraints-minimums.txt -e '.[report,ray,hf]' pytest pytest-timeout pytest-xdist hypothesis
 	.venv-minimums/bin/python -m pytest -n 2 --dist worksteal tests/training tests/lra tests/own tests/cli tests/report tests/model tests/hf tests/test_minimums.py
+
+# Tests that other projects wrote. SKYFORMER_TRANSFORMERS_TESTS names a folder with the tests of transformers.
+test-outside:
+	./scripts/setup.sh dev
+	$(PY) -m pytest -m outside -rs tests/outside
+	test -z "$$SKYFORMER_TRANSFORMERS_TESTS" || $(PY) tests/outside/families.py "$$SKYFORMER_TRANSFORMERS_TESTS"
+	$(PY) scripts/pages.py
 
 studies:
 	./scripts/setup.sh train,hf

@@ -5,6 +5,7 @@ With `--check` nothing is written, and the exit code says whether every page is 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from skyformer.studies.record import read_record, record_path
 
 ROOT = Path(__file__).parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+FAMILIES = ROOT / "src" / "skyformer" / "hf" / "families.json"
 INDEX = ROOT / "src" / "skyformer" / "cli" / FILE
 
 
@@ -55,6 +57,26 @@ def settings_table() -> str:
         default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
         rows.append([f"`{name}`", default, str(field.description)])
     return table(["setting", "default", "meaning"], rows)
+
+
+def families_table() -> str:
+    """One row per class of transformers that was tried with our attentions."""
+    tried = json.loads(FAMILIES.read_text())
+    rows = []
+    for name, found in tried["classes"].items():
+        reasons = {found[attention].partition(": ")[2] for attention in ("skyformer", "kernelized")} - {""}
+        marks = ["works" if found[attention] == "works" else "refused" for attention in ("skyformer", "kernelized")]
+        rows.append([f"`{name}`", *marks, found.get("equal to eager", "-"), "; ".join(sorted(reasons))])
+    note = f"{len(rows)} classes, transformers {tried['transformers']}, torch {tried['torch']}."
+    return table(["class", "skyformer", "kernelized", "softmax equal to eager", "reason"], rows, note)
+
+
+def matrix_table() -> str:
+    """One row per outside suite and versions."""
+    rows = json.loads((RESULTS / "outside" / "matrix.json").read_text())["rows"]
+    columns = ("suite", "torch", "transformers", "passed", "skipped")
+    cells = [[*(str(row[name]) for name in columns), ", ".join(row["failed"]) or "none"] for row in rows]
+    return table([*columns, "failed"], cells)
 
 
 def study_table(study: StudyClass, number: int = 0) -> str:
@@ -94,6 +116,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "attentions.md": {"promises": promises_table},
     "model.md": {"settings": settings_table},
+    "outside_tests.md": {"families": families_table, "suites": matrix_table},
     "huggingface.md": {
         "embeddings": partial(study_table, Conversion, 0),
         "finetune": partial(study_table, Conversion, 1),

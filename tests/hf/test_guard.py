@@ -22,8 +22,10 @@ from transformers import (
     DebertaV2Config,
     FNetConfig,
     FNetModel,
+    GPT2Model,
     GPTJConfig,
     MPNetConfig,
+    MPNetModel,
     PreTrainedModel,
     RobertaConfig,
     RobertaModel,
@@ -35,6 +37,7 @@ from skyformer import Attention, list_attentions, register_attention
 from skyformer.attention.registry import _ATTENTIONS
 from skyformer.errors import AttentionWarning, InputError, ShapeError, UnsupportedError
 from skyformer.hf import guard
+from skyformer.hf.families import record
 from tests.helpers import refused
 from tests.hf.families import BERT, BERT_FAMILY, IDS, LENGTH, PICTURE, TEXT, model_of, tokens
 
@@ -178,3 +181,26 @@ def test_an_attention_of_your_own_needs_no_registration_here() -> None:
         assert model(**tokens())[0].isfinite().all()
     finally:
         del _ATTENTIONS._parts["first-value"]
+
+
+def test_supports_answers_before_a_model_is_built() -> None:
+    assert skyformer.hf.supports(BertModel)
+    assert skyformer.hf.supports(BertConfig(**BERT), "performer").reason.startswith("BertModel was tried with")
+    own = skyformer.hf.supports(MPNetModel(MPNetConfig(**BERT)))
+    assert not own
+    assert "computes attention with its own code" in own.reason
+    causal = skyformer.hf.supports(GPT2Model)
+    assert not causal
+    assert "causal" in causal.reason
+    assert skyformer.hf.supports(GPT2Model, "kernelized")
+    assert "was not tried" in skyformer.hf.supports(BertForMaskedLM).reason
+    with refused(InputError, "attention must be registered", "'nothing'"):
+        skyformer.hf.supports(BertModel, "nothing")
+    with refused(InputError, "model must be", "str"):
+        skyformer.hf.supports("bert-base-cased")  # type: ignore[arg-type]
+
+
+def test_no_class_was_recorded_with_a_fault() -> None:
+    found = [result for each in record()["classes"].values() for result in (each["skyformer"], each["kernelized"])]
+    assert len(found) > 150
+    assert {result.partition(":")[0] for result in found} == {"works", "refused"}

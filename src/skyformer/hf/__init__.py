@@ -16,6 +16,7 @@ except ModuleNotFoundError as missing:
 
 from skyformer.hf.configuration import SkyformerConfig
 from skyformer.hf.conversion import from_huggingface, to_huggingface
+from skyformer.hf.families import Support, supports
 from skyformer.hf.guard import install
 from skyformer.hf.interface import register, uses_interface
 from skyformer.hf.modeling import (
@@ -35,9 +36,11 @@ __all__ = [
     "SkyformerForSequenceClassification",
     "SkyformerForTokenClassification",
     "SkyformerModel",
+    "Support",
     "extend_positions",
     "from_huggingface",
     "register",
+    "supports",
     "to_huggingface",
     "uses_interface",
 ]

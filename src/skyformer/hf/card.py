@@ -36,7 +36,7 @@ def write_card(model: SkyformerPreTrainedModel, folder: Path) -> None:
 
 def model_card(model: SkyformerPreTrainedModel) -> str:
     """The metadata for the hub, what the model is, and the code that loads it."""
-    config, kind = model.config, type(model).__name__
+    config, kind, version = model.config, type(model).__name__, installed_version("skyformer")
     tags = ["skyformer", config.attention, "long-sequences", *(model.model_tags or [])]
     data = ModelCardData(library_name="transformers", pipeline_tag=_TASKS.get(kind), tags=list(dict.fromkeys(tags)))
     sizes = {
@@ -55,7 +55,7 @@ def model_card(model: SkyformerPreTrainedModel) -> str:
 
 # {kind}
 
-An encoder with {config.attention} attention of the package skyformer (version {installed_version("skyformer")}), which must be installed.
+An encoder with {config.attention} attention of the package skyformer (version {version}), which must be installed.
 
 | | |
 |---|---|

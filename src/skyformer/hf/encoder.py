@@ -39,6 +39,8 @@ class SkyformerEmbeddings(nn.Module):
         words = inputs_embeds if input_ids is None else self._words(input_ids, mask)
         assert words is not None
         self._check_size(words)
+        if mask is not None:
+            words = words.masked_fill(~mask.unsqueeze(-1), 0)
         if position_ids is None:
             position_ids = positions_from_first_token(mask, words.shape[1], words.device)
         check_range("position_ids", position_ids, self.position_embeddings.num_embeddings, "max_position_embeddings")
