@@ -115,7 +115,7 @@ def _verdict(
         f"{longest.length:,} tokens it takes {longest.seconds:.2f} s.",
         f"- In {seconds:g} s on sequences of {length:,} tokens, Skyformer trained {ours.steps:,} steps and softmax "
         f"attention {softmax.steps:,}; on {TEST_SEQUENCES} unseen sequences they are right in "
-        f"{100 * ours.test_accuracy:.0f} % and {100 * softmax.test_accuracy:.0f} % (chance: {100 * CHANCE:.0f} %).",
+        f"{100 * ours.test_accuracy:.0f} % and {100 * softmax.test_accuracy:.0f} % (chance: {100 * CHANCE:g} %).",
     ]
     times = [each.seconds_until(0.75) for each in trainings]
     if times[0] is not None:
