@@ -158,7 +158,8 @@ def main() -> None:
             try:
                 result = record_of(case, cls)
             except Exception as error:
-                result = {"not tried": f"{type(error).__name__}: {first_line(error)}"}
+                print(f"{name}: {cls.__name__} was not tried: {type(error).__name__}: {first_line(error)}", flush=True)
+                continue
             record["classes"][cls.__name__] = {"model": name, "config": cls.config_class.__name__, **result}
             print(name, cls.__name__, result, flush=True)
         record["classes"] = dict(sorted(record["classes"].items()))
