@@ -323,7 +323,11 @@ class _Columns:
         key, value = cell[..., : self.head_dim], cell[..., self.width : self.width + self.value_dim]
         entropy = log_weight.unsqueeze(-1) - key @ mu.unsqueeze(-1)
         square = ((key @ spread.unsqueeze(2)) * key).sum(-1, keepdim=True)
-        variance = (cell[..., self._square, None] - square).clamp(0, 1)
+        mean_square = cell[..., self._square, None]
+        variance = (mean_square - square).clamp(0, 1)
+        # Rounding of two large, almost equal numbers is no variance.
+        rounding = 16 * self.head_dim * torch.finfo(key.dtype).eps
+        variance = variance.masked_fill(mean_square - square < rounding * mean_square, 0)
         group = torch.arange(cell.shape[3], device=cell.device) * self.groups // cell.shape[3]
         marks = (group[:, None] == torch.arange(self.groups, device=cell.device)).to(cell.dtype)
         return self._cat(key, entropy, variance, value, marks.expand(*cell.shape[:4], -1), torch.zeros_like(entropy))

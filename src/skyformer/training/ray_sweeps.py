@@ -142,11 +142,12 @@ def _check_reachable(address: str) -> None:
     if address == "auto":
         return
     host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
-    if not colon or not host or not port.isdecimal():
+    # Some systems connect to port 99999 as to 99999 modulo 65536.
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(f"--address must be HOST:PORT, ray://HOST:PORT or auto; got {address!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise InputError(
             f"no Ray cluster answers at {address}: {error}; start one with: ray start --head --port {port}"
         ) from None
