@@ -50,10 +50,11 @@ def check_query_key_value(
         raise ShapeError(f"{third} must have {second}'s length {key.shape[2]}; got {value.shape[2]}")
 
 
-def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
+def check_mask(name: str, mask: Tensor | None, batch: int, length: int, *, floating: bool = False) -> Tensor | None:
     """The mask (batch, length) as bool, True where a token is real. Integers 0 and 1, as tokenizers make them, are
     accepted; they are looked at on the CPU only, because an accelerator would have to wait. Floating numbers are
-    refused: an additive mask of zeros means that every token is real."""
+    refused, because an additive mask of zeros means that every token is real, unless `floating` says that by
+    convention they are 0 and 1 here."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
@@ -62,15 +63,15 @@ def check_mask(name: str, mask: Tensor | None, batch: int, length: int) -> Tenso
         raise MaskError(f"{name} must have shape ({batch}, {length}); got {tuple(mask.shape)}")
     if mask.dtype == torch.bool:
         return mask
-    if mask.is_floating_point():
+    got = str(mask.dtype) if mask.is_floating_point() and not floating else None
+    if got is None and mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = mask[(mask != 0) & (mask != 1)]
+        got = f"{wrong[0].item()}" if wrong.numel() else None
+    if got is not None:
         raise MaskError(
-            f"{name} must be bool, or integers 0 and 1, 1 = a real token; got {mask.dtype}. Convert an additive mask "
+            f"{name} must be bool, or integers 0 and 1, 1 = a real token; got {got}. Convert an additive mask "
             f"(0 / -inf) with {name} == 0, and one of 0 and 1 with {name}.bool()"
         )
-    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        wrong = mask[(mask != 0) & (mask != 1)]
-        if wrong.numel():
-            raise MaskError(f"{name} must be bool, or integers 0 and 1, 1 = a real token; got {wrong[0].item()}")
     return mask != 0
 
 

@@ -119,7 +119,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
         """
         self._check_extras(kwargs)
         shape = _check_one_input(input_ids, inputs_embeds)
-        mask = check_mask("attention_mask", attention_mask, *shape)
+        mask = check_mask("attention_mask", attention_mask, *shape, floating=True)
         x: Tensor = self.embeddings(input_ids, inputs_embeds, mask, position_ids, token_type_ids)
         for_attention = self._mask_for_attention(x, mask)
         for layer in self.layers:
