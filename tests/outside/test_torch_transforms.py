@@ -10,7 +10,6 @@ from tests.outside.torch_transforms import (
     CHECKS,
     build,
     check_export,
-    check_gradgradcheck,
     check_strict_export,
     key_mask,
 )
@@ -24,6 +23,4 @@ pytestmark = [pytest.mark.outside, pytest.mark.filterwarnings("ignore"), pytest.
 def test_transform(title: str, name: str, mask: Tensor | None, request: pytest.FixtureRequest) -> None:
     if name == "tilted" and CHECKS[title] in (check_export, check_strict_export):
         request.applymarker(pytest.mark.xfail(reason="its sizes decide what it computes", strict=True))
-    if name == "tilted" and mask is not None and CHECKS[title] is check_gradgradcheck:
-        request.applymarker(pytest.mark.xfail(reason="not understood yet; see docs/transforms.md"))
     CHECKS[title](build(name), mask)
