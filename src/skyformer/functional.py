@@ -335,13 +335,14 @@ def attend_skyformer(
         values = value.to(points.dtype)
     if isinstance(settings.kernel, SoftmaxKernel):
         keys = _move_to_queries(points, keys, query_mask, key_mask, whole)
-        candidates = whole.candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
+        own = Candidates(points, keys, query_mask, key_mask, GaussianKernel(), scale, normalised=True)
+        candidates = whole.candidates(own)
         short = _ShortExamples.among(candidates, settings, whole)
         weighted = _weigh_by_key_norm(keys, values, key_mask, scale, whole)
         both = _nystrom(candidates, weighted, settings, short, source, whole)
         out = _normalise(both, values, key_mask, whole).to(query.dtype)
         return out if short is None else short.replace_by_softmax(out, query, key, value, scale)
-    candidates = whole.candidates(points, keys, query_mask, key_mask, settings.kernel, scale)
+    candidates = whole.candidates(Candidates(points, keys, query_mask, key_mask, settings.kernel, scale))
     short = _ShortExamples.among(candidates, settings, whole)
     return _nystrom(candidates, values, settings, short, source, whole).to(query.dtype)
 

@@ -215,17 +215,8 @@ class Pieces(WholeSequence):
     def first_key(self) -> int:
         return sum(self.num_keys[: self.ranks.rank])
 
-    def candidates(
-        self,
-        query: Tensor,
-        key: Tensor,
-        query_mask: Tensor | None,
-        key_mask: Tensor | None,
-        kernel: Kernel,
-        scale: float,
-        normalised: bool = False,
-    ) -> Candidates:
-        return PieceCandidates(query, key, query_mask, key_mask, kernel, scale, normalised, pieces=self)
+    def candidates(self, own: Candidates) -> Candidates:
+        return PieceCandidates(**vars(own), pieces=self)
 
     def draw(
         self, sampler: Sampler, candidates: Candidates, num_landmarks: int, source: RandomSource

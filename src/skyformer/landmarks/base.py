@@ -156,11 +156,9 @@ def check_points_and_slots(drawn: Landmarks, candidates: Candidates) -> Landmark
 def without_masked_rows(rows: Tensor, candidates: Candidates) -> Tensor:
     """Checked rows (B, 1 or H, d) of a custom sampler; masked ones are an error, and where values cannot be looked at,
     empty slots."""
-    valid = candidates.valid_rows().unsqueeze(1).expand(-1, rows.shape[1], -1)
-    unmasked = candidates.query_mask is None and candidates.key_mask is None
-    # A process that holds a piece of the sequence knows only the masks of its own rows.
-    if unmasked or valid.shape[-1] != candidates.num_rows:
+    if candidates.query_mask is None and candidates.key_mask is None:
         return rows
+    valid = candidates.valid_rows().unsqueeze(1).expand(-1, rows.shape[1], -1)
     masked = (rows >= 0) & ~valid.gather(-1, rows.clamp(min=0))
     if not may_look_at_values(rows):
         return rows.masked_fill(masked, -1)

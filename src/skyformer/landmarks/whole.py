@@ -13,7 +13,6 @@ from torch import Tensor
 from skyformer.landmarks.base import Candidates, Landmarks, Sampler
 from skyformer.landmarks.rows import landmark_rows, take_rows
 from skyformer.ops.distances import Rows
-from skyformer.ops.kernels import Kernel
 from skyformer.ops.noise import RandomSource
 
 
@@ -21,17 +20,9 @@ from skyformer.ops.noise import RandomSource
 class WholeSequence(Rows):
     """All rows of Q and K are in this process."""
 
-    def candidates(
-        self,
-        query: Tensor,
-        key: Tensor,
-        query_mask: Tensor | None,
-        key_mask: Tensor | None,
-        kernel: Kernel,
-        scale: float,
-        normalised: bool = False,
-    ) -> Candidates:
-        return Candidates(query, key, query_mask, key_mask, kernel, scale, normalised)
+    def candidates(self, own: Candidates) -> Candidates:
+        """The candidates of the whole sequence, from those of the rows in this process."""
+        return own
 
     def draw(
         self, sampler: Sampler, candidates: Candidates, num_landmarks: int, source: RandomSource
