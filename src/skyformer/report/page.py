@@ -14,10 +14,13 @@ from importlib import resources
 from typing import Any
 
 from skyformer.errors import MissingExtraError
-from skyformer.report.figures import ATTENTION_COLOURS, Figure, Mark, Panel, Series, attention_of, label_colours
+from skyformer.report.colours import ATTENTION_COLOURS, attention_of, label_colours, shaded
+from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import Table, grouped_header, plain
+from skyformer.report.ticks import Unit
 
 _HOVER = "<b>%{y:.4g}</b> at %{x:,}<extra>%{fullData.name}</extra>"
+_ROW_HOVER = "<b>%{x:.4g}</b><extra>%{fullData.name}</extra>"
 _DURATION = re.compile(r"(?:(?P<hours>\d+) h )?(?P<minutes>\d+) min(?: (?P<seconds>\d+) s)?")
 _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 
@@ -195,10 +198,27 @@ def _view_json(view: View, numbering: _Numbering) -> dict[str, Any]:
         traces += _traces(curve, colours[name], numbering(curve.document), first=name not in named)
         named.add(name)
     layout = {
-        "xaxis": {"title": {"text": html.escape(panel.x_label)}, "type": "log" if panel.x_log else "linear"},
-        "yaxis": {"title": {"text": html.escape(panel.y_label)}, "type": "log" if panel.y_log else "linear"},
+        "xaxis": _axis(panel.x_label, panel.x_log, panel.x_names, panel.x_unit),
+        "yaxis": _axis(panel.y_label, panel.y_log, panel.y_names, panel.y_unit),
     }
+    if panel.y_names:
+        layout["yaxis"]["autorange"] = "reversed"
     return {"label": f"{panel.y_label} against {panel.x_label}", "traces": traces, "layout": layout}
+
+
+def _axis(label: str, log: bool, names: Sequence[str], unit: Unit) -> dict[str, Any]:
+    """Numbers as 0.05 and 4,096; zooming may need any of them, so Plotly chooses where they stand."""
+    suffix = {Unit.SECONDS: " s", Unit.BYTES: "B"}.get(unit, "")
+    axis: dict[str, Any] = {
+        "title": {"text": html.escape(label)},
+        "type": "log" if log else "linear",
+        "separatethousands": True,
+        "exponentformat": "SI" if suffix else "power",
+        "ticksuffix": suffix,
+    }
+    if names:
+        axis |= {"tickvals": list(range(len(names))), "ticktext": [html.escape(name) for name in names]}
+    return axis
 
 
 def _colours(curves: Sequence[Curve]) -> dict[str, str]:
@@ -206,28 +226,52 @@ def _colours(curves: Sequence[Curve]) -> dict[str, str]:
 
 
 def _traces(curve: Curve, colour: str, anchor: str, *, first: bool) -> list[dict[str, Any]]:
-    """The line or bar of a curve, after its band if it has one."""
+    """The line, points or bar of a curve, after its band if it has one."""
     series = curve.series
-    label = html.escape(series.label)
-    common = {
+    common: dict[str, Any] = {
         "x": list(series.x),
-        "name": label,
+        "name": html.escape(series.label),
         "legendgroup": html.escape(curve.attention or series.label),
         "meta": {"attention": curve.attention, "anchor": anchor},
     }
-    if series.mark is Mark.BARS:
-        bar = {"type": "bar", "y": list(series.y), "marker": {"color": colour}, "hovertemplate": _HOVER}
-        return [{**common, **bar, "showlegend": first}]
-    line = {
+    named = {**common, "showlegend": first, "hovertemplate": _ROW_HOVER if series.mark in _ROWS else _HOVER}
+    if series.mark in _BARS:
+        return [{**named, **_bar(series, colour)}]
+    lines = series.mark in (Mark.LINE, Mark.DASHED)
+    drawn = {
         "type": "scatter",
         "y": list(series.y),
-        "mode": "markers" if series.mark is Mark.POINTS else "lines+markers",
+        "mode": "lines+markers" if lines else "markers",
         "line": {"color": colour, "width": 1.8, "dash": "dash" if series.mark is Mark.DASHED else "solid"},
-        "marker": {"color": colour, "size": 5},
-        "showlegend": first,
-        "hovertemplate": _HOVER,
+        "marker": {"color": colour, "size": 5, "symbol": "circle-open" if series.mark is Mark.HOLLOW else "circle"},
     }
-    band = {
+    if not (series.low and series.high):
+        return [{**named, **drawn}]
+    if not lines:
+        return [{**named, **drawn, "error_y": _whiskers(series)}]
+    return [{**common, **_band(series, colour)}, {**named, **drawn}]
+
+
+_BARS = (Mark.BARS, Mark.ROWS, Mark.PALE_ROWS)
+_ROWS = (Mark.ROWS, Mark.PALE_ROWS, Mark.VALUES)
+
+
+def _bar(series: Series, colour: str) -> dict[str, Any]:
+    lying = {"orientation": "h", "width": 0.36} if series.mark in _ROWS else {}
+    fill = shaded(colour, 0.6) if series.mark is Mark.PALE_ROWS else colour
+    return {"type": "bar", "y": list(series.y), "marker": {"color": fill}, **lying}
+
+
+def _whiskers(series: Series) -> dict[str, Any]:
+    up, down = (
+        [None if b is None or y is None else abs(b - y) for b, y in zip(bound, series.y, strict=True)]
+        for bound in (series.high, series.low)
+    )
+    return {"type": "data", "array": up, "arrayminus": down, "width": 0}
+
+
+def _band(series: Series, colour: str) -> dict[str, Any]:
+    return {
         "type": "scatter",
         "x": [*series.x, *reversed(series.x)],
         "y": [*series.high, *reversed(series.low)],
@@ -237,4 +281,3 @@ def _traces(curve: Curve, colour: str, anchor: str, *, first: bool) -> list[dict
         "showlegend": False,
         "hoverinfo": "skip",
     }
-    return [*([{**common, **band}] if series.low and series.high else []), {**common, **line}]

@@ -344,4 +344,5 @@ def _curves(
             xs, ys = [a or 0.0 for a, _ in points], [None if b is None else scale * b for _, b in points]
             lines.append(Series(attention, xs, ys))
         panels.append(Panel(TASK_TITLES[task], x_label, y_label, lines))
-    return Figure(name, f"{title}, reduced budget", panels)
+    note = "The first seed of each attention. Runs were trained in parallel, so their times are uneven." if x else ""
+    return Figure(name, f"{title}, reduced budget", panels, note=note)

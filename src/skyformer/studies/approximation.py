@@ -255,7 +255,9 @@ class Approximation(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        at_equal_cost = [_error_panel(*each, "scores per query", "cost") for each in _ends(_comparison(results))]
+        at_equal_cost = [
+            _error_panel(title, _drawn(rows), "scores per query", "cost") for title, rows in _ends(_comparison(results))
+        ]
         # With initialised weights all errors are small; the tables have them.
         samplers = [
             _error_panel(f"{TARGETS[target]}, n = {rows['length'].iloc[0]:,}", _short_labels(rows), "landmarks d")
@@ -265,11 +267,12 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         by_layer = _layer_panels(results)
         weights = "pretrained" if _has_pretrained(results) else "initialised"
         gammas = [_gamma_panel(*each) for each in _regularised(results) if each[0].endswith(f"{weights} weights")]
+        solid = "Solid: Cholesky factorisation. Dashed: Schulz iteration, which mostly coincides with it."
         drawn = [
-            Figure("figure", "Approximations of softmax attention: error against cost", at_equal_cost, 2, direct=True),
-            Figure("layers", "Approximations of softmax attention: error by layer", by_layer, direct=True),
-            Figure("landmarks", "Skyformer by landmarks, tilted attention, best of rank d", samplers, 2, direct=True),
-            Figure("gamma", "Skyformer by regularisation; dashed: Schulz iteration", gammas, 2, direct=True),
+            Figure("figure", "Error against cost: approximations of softmax attention", at_equal_cost, 2, same_x=True),
+            Figure("layers", "Error by layer: approximations of softmax attention", by_layer, same_y=True),
+            Figure("landmarks", "Skyformer by landmarks, tilted attention, and the best of rank d", samplers, 2),
+            Figure("gamma", "Skyformer by regularisation", gammas, 2, solid),
         ]
         return [figure for figure in drawn if figure.panels]
 
@@ -422,6 +425,11 @@ def _ends(settings: Iterable[tuple[str, DataFrame]]) -> list[tuple[str, DataFram
     for title, rows in settings:
         longest[rows["weights"].iloc[0]] = (title, rows)
     return list(longest.values())
+
+
+def _drawn(rows: DataFrame) -> DataFrame:
+    """Without Skyformer's other samplers, which the figure of landmarks shows."""
+    return rows[rows["sampler"].isin(["", "probe"])]
 
 
 LAYER_METHODS = (AS_PRINTED, SKYFORMER, "nystromformer", "performer", "informer", TILTED)

@@ -434,28 +434,34 @@ def _dimension_figure(results: Mapping[Cell, Result]) -> Figure:
         lines = []
         for epsilon in heads["epsilon"].unique():
             by_length = quartiles.loc[epsilon].sort_index()
-            low, middle, high = (by_length[q].tolist() for q in (0.25, 0.5, 0.75))
-            lines.append(Series(f"epsilon = {epsilon:g}", by_length.index.tolist(), middle, low, high))
+            lines.append(Series(f"ε = {epsilon:g}", by_length.index.tolist(), by_length[0.5].tolist()))
         if lines:
             lengths = sorted(heads["length"].unique().tolist())
-            lines.append(Series("2n, all rows", lengths, [2.0 * n for n in lengths], mark=Mark.DASHED))
+            lines.append(Series("all 2n rows", lengths, [2.0 * n for n in lengths], mark=Mark.DASHED))
             panels.append(Panel(f"{weights} weights", "tokens n", "d_stat", lines, x_log=True, y_log=True))
-    return Figure("figure", "Statistical dimension of [Q; K]: median and quartiles over heads", panels)
+    return Figure("figure", "Statistical dimension of [Q; K], median over heads", panels, columns=2)
 
 
 def _guarantee_figure(results: Mapping[Cell, Result]) -> Figure:
     panels = []
+    marks = dict(zip(_epsilons(results)[::2], (Mark.LINE, Mark.DASHED), strict=False))
     for weights in dict.fromkeys(cell.weights for cell in results):
         draws = _draws(results, weights)
         for name, errors in GUARANTEES.items():
             lines = [
                 _guarantee_line(draws, sampler, errors, epsilon, mark)
                 for sampler in dict.fromkeys(cell.sampler for cell in draws)
-                for epsilon, mark in zip(_epsilons(results)[::2], (Mark.LINE, Mark.DASHED), strict=False)
+                for epsilon, mark in marks.items()
             ]
             if lines:
-                panels.append(Panel(f"{name}, {weights}", "landmarks d", "share of draws", lines, x_log=True))
-    return Figure("guarantee", "How often the guarantee of Theorem 1 holds", panels, columns=2)
+                title = f"{_GUARANTEE_TITLES[name]}, {weights} weights"
+                panels.append(Panel(title, "landmarks d", "share of draws", lines, x_log=True))
+    patterns = {Mark.LINE: "Solid", Mark.DASHED: "Dashed"}
+    note = " ".join(f"{patterns[mark]}: ε = {epsilon:g}." for epsilon, mark in marks.items())
+    return Figure("guarantee", "How often the guarantee of Theorem 1 holds", panels, 2, note, direct=False, same_y=True)
+
+
+_GUARANTEE_TITLES = dict(zip(GUARANTEES, ("C̄ ≼ C̃ + λI", "|C - C̃| ≤ ε |C|"), strict=True))
 
 
 def _guarantee_line(
@@ -463,15 +469,29 @@ def _guarantee_line(
 ) -> Series:
     points = {c.count or 0: _share_within(errors(r), epsilon) for c, r in draws.items() if c.sampler == sampler}
     counts = sorted(points)
-    return Series(f"{sampler}, epsilon = {epsilon:g}", counts, [points[d] for d in counts], mark=mark)
+    return Series(sampler, counts, [points[d] for d in counts], mark=mark)
 
 
 def _suggestion_figure(results: Mapping[Cell, Result]) -> Figure:
-    panels: dict[str, list[Series]] = {}
+    """One row of panels per epsilon and one column per sampler; full points have pretrained weights."""
+    panels: dict[tuple[float, str], list[Series]] = {}
     for (weights, epsilon, sampler, _), passages in _suggested(results):
         x, y = (passages[name].explode().astype(float).fillna(0) for name in ("d_stat_estimate", "suggested"))
-        points = Series(sampler, x.tolist(), y.tolist(), mark=Mark.POINTS)
-        panels.setdefault(f"{weights} weights, epsilon = {epsilon:g}", []).append(points)
-    drawn = [Panel(title, "estimated d_stat", "suggested d", points, y_log=True) for title, points in panels.items()]
-    title = "Suggested landmarks and the statistical dimension, one point per head"
-    return Figure("suggestion", title, drawn, columns=2)
+        mark = Mark.POINTS if weights == "pretrained" else Mark.HOLLOW
+        panels.setdefault((epsilon, sampler), []).append(Series(sampler, x.tolist(), y.tolist(), mark=mark))
+    drawn = [
+        Panel(
+            f"{sampler}, ε = {epsilon:g}",
+            "estimated d_stat",
+            "suggested d",
+            points,
+            x_log=True,
+            y_log=True,
+            legend=False,
+        )
+        for (epsilon, sampler), points in sorted(panels.items(), key=lambda each: -each[0][0])
+    ]
+    samplers = len({sampler for _, sampler in panels})
+    title = "Suggested landmarks against the statistical dimension, one point per head"
+    note = "Full points: pretrained weights. Circles: initialised weights."
+    return Figure("suggestion", title, drawn, max(1, samplers), note, same_x=True, same_y=True)

@@ -469,37 +469,41 @@ def _speed_table(results: Results) -> Table:
 
 
 def _share_figure(results: Results) -> Figure:
-    """One row per attention: ours as full points, one for each task, and the paper's as circles below."""
+    """One column of panels per task, time above memory: a bar for ours and a pale one for the paper's below it."""
     costs, panels = Costs(results, PADDED), []
     names = [name for name in costs.attentions if name not in (*SOFTMAX_FORMS, "softmax")]
-    for quantity, title in (("hours", "Time of a step"), ("memory", "Memory of a step")):
+    for quantity, title in (("hours", "time"), ("memory", "memory")):
         ours, papers = costs.shares(quantity)
-        points = [
-            Series(name, x.tolist(), [row + shift] * len(x), mark=mark)
-            for row, name in enumerate(names)
-            for shares, shift, mark in ((ours, -0.15, Mark.POINTS), (papers, 0.2, Mark.HOLLOW))
-            if len(x := shares.loc[name].dropna())
-        ]
-        if points and papers.notna().any(axis=None):
-            label = f"divided by that of {costs.baseline_title}"
-            panels.append(Panel(title, label, "", points, x_log=True, y_names=names, legend=False))
-    title = "Cost of a training step, padded batches; one point for each of the five tasks"
-    return Figure("figure", title, panels, columns=2, note="Full points: here, on a CPU. Circles: the paper, on a GPU.")
+        for task in costs.tasks if papers.notna().any(axis=None) else ():
+            bars = [
+                Series(name, [float(shares.loc[name, task])], [row + shift], mark=mark)
+                for row, name in enumerate(names)
+                for shares, shift, mark in ((ours, -0.2, Mark.ROWS), (papers, 0.2, Mark.PALE_ROWS))
+                if shares.loc[[name], task].notna().all()
+            ]
+            if bars:
+                where = f"{TASK_TITLES[task]}, {title}"
+                panels.append(Panel(where, "share of softmax", "", bars, y_names=names, legend=False))
+    title = "Time and memory of a training step, as a share of softmax attention"
+    note = (
+        f"Padded batches. Dark: here, on a CPU, divided by {costs.baseline_title}. Pale: the paper, on a GPU. "
+        "Shorter is better."
+    )
+    return Figure("figure", title, panels, max(1, len(costs.tasks)), note, same_x=True)
 
 
 def _cost_figure(costs: Costs) -> Figure:
-    """Seconds and memory of a step: one row per attention, one colour per task."""
+    """Seconds and memory of a step: one column of panels per task, one row per attention."""
     panels = []
-    for quantity, title, label in (
-        ("seconds", "Time", "seconds per step"),
-        ("memory", "Memory", "GB that a step adds to the process"),
-    ):
+    for quantity, title, label in (("seconds", "time", "seconds per step"), ("memory", "memory", "GB added by a step")):
         values = costs.ours(quantity)
-        points = [
-            Series(TASK_TITLES[task], x.tolist(), [costs.attentions.index(name) for name in x.index], mark=Mark.POINTS)
-            for task in costs.tasks
-            if len(x := values[task].dropna())
-        ]
-        if points:
-            panels.append(Panel(title, label, "", points, x_log=True, y_names=costs.attentions))
-    return Figure(costs.kind.replace(" ", "_"), f"Cost of a training step, {costs.title}", panels, columns=2)
+        for task in costs.tasks:
+            points = [
+                Series(name, [float(x)], [costs.attentions.index(name)], mark=Mark.VALUES)
+                for name, x in values[task].dropna().items()
+            ]
+            if points:
+                where = f"{TASK_TITLES[task]}, {title}"
+                panels.append(Panel(where, label, "", points, x_log=True, y_names=costs.attentions, legend=False))
+    title = f"Cost of a training step, {costs.title}"
+    return Figure(costs.kind.replace(" ", "_"), title, panels, max(1, len(costs.tasks)))

@@ -120,11 +120,10 @@ class Embedded(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        by_length = sorted(results, key=lambda cell: cell.length)
-        panels = [_panel(title, rows) for title, rows in _settings({cell: results[cell] for cell in by_length})]
+        panels = [_panel(title, rows) for title, rows in _settings(results)]
         title = "Figure 1: approximations of softmax attention on embedded text"
-        columns = len({cell.weights for cell in results})
-        return [Figure("figure", title, panels, columns, direct=True)] if panels else []
+        columns = len({cell.length for cell in results})
+        return [Figure("figure", title, panels, columns, direct=False, same_y=True)] if panels else []
 
 
 def _settings(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
@@ -150,4 +149,4 @@ def _panel(title: str, rows: DataFrame) -> Panel:
         Series(label, points["features"].tolist(), [quartiles[1] for quartiles in points["quartiles"]])
         for label, points in rows.groupby("label", sort=False)
     ]
-    return Panel(title, "number of features d", "spectral norm of error, median", lines, x_log=True, y_log=True)
+    return Panel(title, "features d", "error (spectral norm)", lines, x_log=True, y_log=True)

@@ -235,10 +235,12 @@ def _figure(results: Mapping[Cell, Result]) -> Figure:
         middle, low, high = (
             [pick(norms) if norms else None for norms in known] for pick in (lambda n: quantile(n, 0.5), min, max)
         )
-        panels.setdefault(rate, []).append(Series(variant, list(steps), middle, low, high))
+        panels.setdefault(rate, []).append(Series(_LABELS.get(variant, variant), list(steps), middle, low, high))
     drawn = [
         Panel(f"learning rate {rate:g}", "step", "gradient norm", lines, y_log=True) for rate, lines in panels.items()
     ]
-    return Figure(
-        "figure", "Norm of the gradient by step on short ListOps, median and range over seeds", drawn, columns=2
-    )
+    title = "Norm of the gradient by step on short ListOps, median and range over seeds"
+    return Figure("figure", title, drawn, columns=2, direct=False)
+
+
+_LABELS = {PRINTED: "Nyström as printed", PACKAGE: "Nyström of this package"}

@@ -11,7 +11,8 @@ from typing import Any
 
 from skyformer.errors import DataError
 from skyformer.files import read_document, write_atomic
-from skyformer.report.figures import Mark, Panel, Series, attention_of
+from skyformer.report.colours import attention_of
+from skyformer.report.figures import Mark, Panel, Series
 from skyformer.report.page import (
     Cell,
     Curve,

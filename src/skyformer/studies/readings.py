@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, Split, task_spec
-from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.figures import Figure, Mark, Panel, Series, side_by_side
 from skyformer.report.paper import INSTABILITY, TASK_TITLES
 from skyformer.report.tables import Table
 from skyformer.studies.base import Fact, Study, check_names, option
@@ -236,21 +236,21 @@ def _figure(results: Mapping[Cell, Result]) -> Figure:
     panels = []
     for task in TASK_TITLES:
         lines = []
-        for name in ("kernelized", "skyformer"):
+        for name, shift in zip(("kernelized", "skyformer"), side_by_side(2), strict=True):
             points = []
             for reading, scores in by_reading.items():
                 ratios = scores.ratios(normed("fresh"))
                 here = [value for (a, t, _), value in ratios.items() if (a, t) == (name, task)]
                 if here:
-                    points.append((places[reading], sum(here) / len(here), min(here), max(here)))
+                    points.append((places[reading] + shift, sum(here) / len(here), min(here), max(here)))
             if points:
                 x, y, low, high = zip(*points, strict=True)
-                lines.append(Series(TITLES[name], x, y, low, high))
+                lines.append(Series(TITLES[name], x, y, low, high, Mark.POINTS))
         if lines:
-            ends = [0, len(places) - 1]
+            ends = [-0.3, len(places) - 0.7]
             paper = [INSTABILITY["kernelized"][task]] * 2
             lines.append(Series("the paper, Kernelized Attention", ends, paper, mark=Mark.DASHED))
             lines.append(Series("as softmax attention", ends, [1, 1], mark=Mark.DASHED))
-            panels.append(Panel(TASK_TITLES[task], "reading", "divided by softmax", lines, x_names=tuple(by_reading)))
-    title = "Instability score divided by that of softmax attention, fresh dropout masks; mean and range over seeds"
-    return Figure("figure", title, panels, columns=2 if len(panels) == 4 else 3)
+            panels.append(Panel(TASK_TITLES[task], "reading", "score / softmax", lines, x_names=tuple(by_reading)))
+    title = "Instability score divided by that of softmax, fresh dropout masks, mean and range over seeds"
+    return Figure("figure", title, panels, columns=2 if len(panels) == 4 else 3, direct=False)

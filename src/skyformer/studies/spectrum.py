@@ -436,4 +436,9 @@ def _matrix_figure(results: Mapping[Cell, Result]) -> Figure:
             lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
             title = f"{TASK_TITLES[task]}, {what}"
             panels.append(Panel(title, "index", "singular value / largest", lines, x_log=True, y_log=True))
-    return Figure("matrices", "Singular values on the same Q, K, V", panels, columns=max(2, len(by_task)))
+    note = (
+        f"Outputs of layer {LAYER}: softmax and kernelized mostly coincide. Scores: A before and D^-1 A after the "
+        "normalisation of softmax attention, C of Kernelized Attention."
+    )
+    title = "Singular values on the same Q, K, V"
+    return Figure("matrices", title, panels, max(2, len(by_task)), note, direct=False, same_y=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,10 @@ from torch import Tensor, nn
 
 from skyformer.attention.base import Attention
 from skyformer.errors import InputError
-from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.figures import Figure, Mark, Panel, Series, side_by_side
 from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, from_frame, number
+from skyformer.report.ticks import tick_texts
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.frames import missing_as_none, task_table, to_frame, with_paper
 from skyformer.studies.record import significant
@@ -495,18 +496,20 @@ def _median_and_range(losses: Column) -> str:
 
 
 def _score_figure(scores: Scores) -> Figure:
-    """The ratio of each step: one row of panels per variant, one column per task."""
+    """The ratio of each step: one row of panels per task, one column per variant."""
     panels = []
-    for variant, title in VARIANTS.items():
-        by_step = scores.step_ratios(normed(variant)).groupby(["task", "attention", "step"])
-        spread = by_step.agg(["mean", "min", "max"])
-        spread = spread.where((spread > 0) & (spread < math.inf))
-        for task in scores.tasks:
+    for task in scores.tasks:
+        for variant, title in VARIANTS.items():
+            by_step = scores.step_ratios(normed(variant)).groupby(["task", "attention", "step"])
+            spread = by_step.agg(["mean", "min", "max"])
+            spread = spread.where((spread > 0) & (spread < math.inf))
             lines = [_line(spread.loc[task], name) for name in scores.rivals if (task, name) in spread.index]
             if lines:
-                panels.append(Panel(f"{TASK_TITLES[task]}, {title}", "step", "divided by softmax", lines, y_log=True))
-    title = "Instability score divided by that of softmax attention"
-    return Figure("figure", title, panels, columns=max(1, len(scores.tasks)))
+                panels.append(Panel(f"{TASK_TITLES[task]}, {title}", "step", "score / softmax", lines, y_log=True))
+    title = "Instability score divided by that of softmax attention, mean and range over seeds"
+    both = {"kernelized", "skyformer"} <= set(scores.rivals)
+    note = "Kernelized Attention and Skyformer mostly coincide." if both else ""
+    return Figure("figure", title, panels, columns=len(VARIANTS), note=note, same_y=True)
 
 
 def _line(spread: DataFrame, attention: str) -> Series:
@@ -517,7 +520,14 @@ def _line(spread: DataFrame, attention: str) -> Series:
 
 
 def _rate_figure(results: Mapping[Cell, Result]) -> Figure:
+    """The learning rates side by side, and at each rate the attentions side by side, because their ranges overlap."""
     spread = _final_losses(results).groupby(["attention", "rate"])["final"].agg(["median", "min", "max"])
-    lines = [_line(spread, attention) for attention in TITLES if attention in spread.index]
-    panels = [Panel("Short ListOps", "learning rate", "final loss", lines, x_log=True, y_log=True)] if lines else []
-    return Figure("rates", "Loss after a short training, median and range over seeds", panels, columns=1)
+    rates = sorted(spread.index.unique("rate"))
+    names = [attention for attention in TITLES if attention in spread.index]
+    points = []
+    for name, shift in zip(names, side_by_side(len(names)), strict=True):
+        line = _line(spread, name)
+        points.append(replace(line, x=[rates.index(rate) + shift for rate in line.x], mark=Mark.POINTS))
+    panel = Panel("Short ListOps", "learning rate", "final loss", points, x_names=tick_texts(rates))
+    title = "Loss after a short training, median and range over seeds"
+    return Figure("rates", title, [panel] if points else [], columns=1)

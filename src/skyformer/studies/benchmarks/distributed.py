@@ -37,6 +37,7 @@ from skyformer.processes import (
 )
 from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.tables import NOTHING, Table, number
+from skyformer.report.ticks import Unit
 from skyformer.studies.base import Study, check_names, option
 from skyformer.studies.benchmarks.timing import rounded
 from skyformer.studies.registry import register_benchmark
@@ -155,7 +156,8 @@ class DistributedBenchmark(Study[Options, Cell, Result]):
         lines = [series for series in found if series.x]
         if not lines:
             return []
-        panel = Panel("Bytes sent per rank, forward and backward", "tokens", "bytes", lines, x_log=True, y_log=True)
+        title = "Sent per rank, forward and backward"
+        panel = Panel(title, "tokens", "", lines, x_log=True, y_log=True, y_unit=Unit.BYTES)
         return [Figure("figure", "What a layer sends to the other ranks", [panel])]
 
 
