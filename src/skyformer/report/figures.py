@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -253,9 +253,9 @@ def _share_limits(figure: Figure, axes: Sequence[Any]) -> None:
 def _draw_panel(axis: Any, panel: Panel, styles: Mapping[str, Style], width: float) -> None:
     for series in panel.series:
         _draw_series(axis, series, styles[series.label])
-    if panel.x_log:
+    if panel.x_log and _any_positive(series.x for series in panel.series):
         axis.set_xscale("log")
-    if panel.y_log:
+    if panel.y_log and _any_positive(series.y for series in panel.series):
         axis.set_yscale("log")
     if panel.x_names:
         axis.set_xticks(range(len(panel.x_names)), panel.x_names)
@@ -273,6 +273,11 @@ def _draw_panel(axis: Any, panel: Panel, styles: Mapping[str, Style], width: flo
     _tick_y(axis, panel)
 
 
+def _any_positive(values: Iterable[Sequence[float | None]]) -> bool:
+    """Whether a logarithmic axis can show anything."""
+    return any(value is not None and value > 0 for each in values for value in each)
+
+
 _NARROW = 1.4
 
 
@@ -281,7 +286,7 @@ def _tick_x(axis: Any, panel: Panel, width: float) -> None:
         return
     low, high = axis.get_xlim()
     measured = sorted({x for series in panel.series for x in series.x if x is not None and math.isfinite(x)})
-    if panel.x_log:
+    if axis.get_xscale() == "log":
         ticks = [] if panel.y_names else measured_ticks([x for x in measured if x > 0])
         ticks = ticks or log_ticks(low, high)
 
@@ -297,7 +302,7 @@ def _tick_x(axis: Any, panel: Panel, width: float) -> None:
 
 
 def _tick_y(axis: Any, panel: Panel) -> None:
-    if panel.y_log:
+    if axis.get_yscale() == "log":
         _set_ticks(axis.yaxis, log_ticks(*axis.get_ylim()), panel.y_unit)
     elif not panel.y_names:
         axis.yaxis.set_major_formatter("{x:,g}")
@@ -366,16 +371,18 @@ _MOST_MARKED = 15
 
 def _draw_rows(axis: Any, series: Series, colour: str) -> None:
     """Bars or points with their numbers behind them."""
+    known = [(x, y) for x, y in zip(series.x, series.y, strict=True) if x is not None and y is not None]
+    if not known:
+        return
+    x, y = zip(*known, strict=True)
+    pale = series.mark is Mark.PALE_ROWS
     if series.mark is Mark.VALUES:
-        axis.plot(series.x, series.y, "o", color=colour, markersize=5, label=series.label)
+        axis.plot(x, y, "o", color=colour, markersize=5, label=series.label)
     else:
-        pale = series.mark is Mark.PALE_ROWS
-        axis.barh(series.y, series.x, 0.36, color=shaded(colour, 0.6) if pale else colour, label=series.label)
-    for x, y in zip(series.x, series.y, strict=True):
-        if x is not None:
-            grey = "#777777" if series.mark is Mark.PALE_ROWS else "#222222"
-            text = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7, "color": grey}
-            axis.annotate(short_number(x), (x, y), path_effects=[_halo()], zorder=4, **text)
+        axis.barh(y, x, 0.36, color=shaded(colour, 0.6) if pale else colour, label=series.label)
+    text = {"va": "center", "fontsize": 7, "color": "#777777" if pale else "#222222", "path_effects": [_halo()]}
+    for point in known:
+        axis.annotate(short_number(point[0]), point, xytext=(4, 0), textcoords="offset points", zorder=4, **text)
 
 
 def short_number(value: float) -> str:
