@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,16 @@ from skyformer.studies.benchmarks.attention import (
     measure_fresh,
     measure_here,
 )
-from skyformer.studies.benchmarks.contenders import SDPA, Contender, Shape, attention_contender, choose_contenders
+from skyformer.studies.benchmarks.authors import load_class
+from skyformer.studies.benchmarks.contenders import (
+    AUTHORS,
+    SDPA,
+    Contender,
+    Shape,
+    attention_contender,
+    choose_contenders,
+    find_contender,
+)
 from skyformer.studies.benchmarks.correctness import IncorrectError, check_contender
 from skyformer.studies.benchmarks.inputs import make_tokens
 from skyformer.studies.benchmarks.targets import TargetsBenchmark
@@ -40,7 +50,7 @@ OPTIONS = Options(lengths=(96, 64), attention=("skyformer",), head_dim=8, landma
 @pytest.fixture
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures memory in this process; that a fresh process is used is tested below."""
-    monkeypatch.setattr(attention, "measure_fresh", lambda name, shape: measure_here(name, vars(shape), 1))
+    monkeypatch.setattr(attention, "measure_fresh", lambda name, shape, *_: measure_here(name, vars(shape), 1))
 
 
 def with_reversed_values(shape: Shape) -> Callable[..., Tensor]:
@@ -111,7 +121,7 @@ def test_peers_are_compared_with_the_same_mechanism() -> None:
 def test_peers_are_left_out_at_lengths_that_they_cannot_do(length: int, left_out: str) -> None:
     pytest.importorskip("transformers")
     names, reasons = choose_contenders(["skyformer"], peers=True, shape=Shape(length))
-    ours = [reason for reason in reasons if "is not installed" not in reason]
+    ours = [reason for reason in reasons if "is not installed" not in reason and "GPUs" not in reason]
     assert [reason.split()[1] for reason in ours] == left_out.split()
     assert all(f"transformers {name}" not in names for name in left_out.split())
     row = Row("sdpa", (), (1.0,), 1, 1, None)
@@ -123,6 +133,105 @@ def test_without_any_peer_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Contender, "available", lambda self: False)
     with pytest.raises(MissingExtraError, match=re.escape("[peers]")):
         choose_contenders(["skyformer"], peers=True, shape=SMALL)
+
+
+def test_xformers_is_left_out_on_a_cpu_with_the_reason_and_compared_with_sdpa_elsewhere() -> None:
+    names, reasons = choose_contenders(["all"], peers=True, shape=SMALL)
+    assert "xformers" not in names
+    assert "xformers runs on GPUs only" in reasons
+    _, reasons = choose_contenders(["all"], peers=True, shape=replace(SMALL, device="cuda"))
+    assert "xformers is not installed: pip install xformers" in reasons
+    row = Row("sdpa", (), (1.0,), 1, 1, None)
+    _, table = AttentionBenchmark.tables({Cell(96): Result((row, replace(row, name="xformers")))})
+    assert table.rows == [["96", "sdpa", "xformers", "1.00x"]]
+
+
+AUTHORS_CODE = """
+import torch
+from torch import nn
+from config import Config
+from models.helpers import identity
+
+class Skyformer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.count, self.length = config["nb_features"], config["max_seq_len"]
+
+    def forward(self, q, k, v, mask):
+        from skyformer import skyformer_attention
+
+        self.sketching_matrix = torch.randint(2 * q.shape[2], (q.shape[0], 1, self.count))
+        out = skyformer_attention(q, k, v, landmarks=self.sketching_matrix[:, 0], gamma=0.1)
+        return identity(out) * FACTOR
+"""
+"""What the benchmark needs of the authors' code, in the places where it is."""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Callable[[str], str]:
+    def make(factor: str) -> str:
+        folder = tmp_path / f"clone{factor}" / "src"
+        (folder / "models").mkdir(parents=True)
+        (folder / "config.py").write_text("Config = {}\n")
+        (folder / "models" / "__init__.py").touch()
+        (folder / "models" / "helpers.py").write_text("def identity(x):\n    return x\n")
+        (folder / "models" / "attention_skyformer.py").write_text(AUTHORS_CODE.replace("FACTOR", factor))
+        return str(folder.parent)
+
+    return make
+
+
+class TestAuthors:
+    shape = replace(SMALL, head_dim=32)
+
+    def test_their_code_is_measured_beside_ours(self, clone: Callable[[str], str], tmp_path: Path) -> None:
+        options = replace(OPTIONS, lengths=(96,), head_dim=32, authors=clone("1.0"))
+        (result,) = run_study(AttentionBenchmark(options), tmp_path / "out").results().values()
+        assert [row.name for row in result.rows] == ["sdpa", "skyformer", AUTHORS]
+        _, table = AttentionBenchmark.tables({Cell(96): result})
+        assert table.rows[0][1:3] == ["skyformer", AUTHORS]
+
+    def test_wrong_outputs_stop_the_benchmark(self, clone: Callable[[str], str]) -> None:
+        check_contender(find_contender(AUTHORS, clone("1.0")), self.shape)
+        with refused(IncorrectError, AUTHORS, "output differs from a dense float64 computation by"):
+            check_contender(find_contender(AUTHORS, clone("1.1")), self.shape)
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [({"head_dim": 8}, "computes heads of 32 only"), ({"dtype": "float64"}, "computes float32 only")],
+    )
+    def test_what_it_cannot_compute_is_named(
+        self, changes: dict[str, object], reason: str, clone: Callable[[str], str]
+    ) -> None:
+        shape = replace(self.shape, **changes)  # type: ignore[arg-type]
+        names, reasons = choose_contenders(["skyformer"], False, shape, clone("1.0"))
+        assert AUTHORS not in names
+        assert reasons == (f"{AUTHORS} {reason}",)
+
+    def test_another_folder_is_refused(self, tmp_path: Path, clone: Callable[[str], str]) -> None:
+        for folder in (str(tmp_path), str(tmp_path / "missing"), ""):
+            with refused(InputError, "--authors must be a clone", "models/attention_skyformer.py", repr(folder)):
+                AttentionBenchmark(replace(OPTIONS, authors=folder)).cells()
+        broken = clone("1.0")
+        (Path(broken) / "src" / "config.py").unlink()
+        with refused(InputError, "could not be loaded", "config"):
+            load_class(broken)
+
+    def test_loading_leaves_nothing_behind(self, clone: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        path, modules, folder = list(sys.path), set(sys.modules), clone("1.0")
+        load_class(folder)
+        assert (sys.path, sys.dont_write_bytecode) == (path, False)
+        assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in ("models", "config")}
+        assert not list(Path(folder).rglob("__pycache__"))
+
+
+def test_a_step_over_the_limit_is_stopped_and_named(tmp_path: Path) -> None:
+    options = Options(lengths=(20000,), attention=("skyformer",), repeats=1, limit=0.001)
+    (result,) = run_study(AttentionBenchmark(options), tmp_path).results().values()
+    assert result.rows == ()
+    (table,) = AttentionBenchmark.tables({Cell(20000): result})
+    assert "n=20,000: sdpa takes more than 0.001 s for a step; n=20,000: skyformer takes" in table.note
 
 
 def test_interleaved_runs_alternate() -> None:

@@ -8,20 +8,23 @@ that of the output against exact attention of the same kind.
 from __future__ import annotations
 
 import gc
+import signal
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from skyformer.errors import InputError
+from skyformer.errors import InputError, SkyformerError
 from skyformer.functional import kernelized_attention, softmax_attention
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.tables import NOTHING, Table, number
 from skyformer.studies.base import OptionsT, Study, option
 from skyformer.studies.benchmarks.contenders import (
+    AUTHORS,
     PEERS,
     SDPA,
     Contender,
@@ -61,6 +64,8 @@ class Options:
     seed: int = option(0, help="Seed for inputs and landmarks.")
     device: str = option("cpu", help="'cpu', or a GPU such as 'cuda'.")
     peers: bool = option(False, help="Also measure other packages, those of the extra 'peers' that are installed.")
+    authors: str | None = option(None, help="Also measure the authors' code, from this clone of their repository.")
+    limit: float = option(120.0, above=0, help="Seconds; what takes longer for one step is left out at that length.")
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ class Row:
 @dataclass(frozen=True)
 class Result:
     rows: tuple[Row, ...]
+    left_out: tuple[str, ...] = ()
+    """Contenders that were stopped, each with the reason."""
 
     def medians(self) -> dict[str, float]:
         """The median seconds of a step, by contender."""
@@ -132,14 +139,28 @@ class ContenderStudy(Study[OptionsT, Cell, Result]):
     cell_type, result_type = Cell, Result
     is_timing_study = True
 
+    authors: str | None = None
+    """A clone of the authors' code."""
+    limit: float | None = None
+    """Seconds after which a step is stopped."""
+
     def measure(self, cell: Cell) -> Result:
-        contenders = [find_contender(name) for name in cell.contenders]
+        contenders = [find_contender(name, self.authors) for name in cell.contenders]
         for each in contenders:
             check_contender(each, cell)
-        fresh = {each.name: [measure_fresh(each.name, cell) for _ in range(cell.processes)] for each in contenders}
-        quick = [each for each in contenders if fresh[each.name][0].seconds <= SLOW_SECONDS]
+        fresh, left_out = dict[str, list[Fresh]](), list[str]()
+        for each in contenders:
+            try:
+                runs = [measure_fresh(each.name, cell, self.authors, self.limit) for _ in range(cell.processes)]
+            except StoppedError as error:
+                left_out.append(str(error))
+            else:
+                fresh[each.name] = runs
+        kept = [each for each in contenders if each.name in fresh]
+        quick = [each for each in kept if fresh[each.name][0].seconds <= SLOW_SECONDS]
         times = _time_interleaved(quick, cell) if cell.repeats else {}
-        return Result(tuple(_row(each, cell, fresh[each.name], times.get(each.name, [])) for each in contenders))
+        rows = tuple(_row(each, cell, fresh[each.name], times.get(each.name, [])) for each in kept)
+        return Result(rows, tuple(left_out))
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
@@ -151,6 +172,10 @@ class AttentionBenchmark(ContenderStudy[Options]):
     name = "attention"
     title = "Time, memory and error of attention as the sequence grows"
     options_type = Options
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.authors, self.limit = options.authors, options.limit
 
     def cells(self) -> Sequence[Cell]:
         chosen = self.options
@@ -169,7 +194,8 @@ class AttentionBenchmark(ContenderStudy[Options]):
         return [self._cell(replace(shape, length=length)) for length in sorted(chosen.lengths)]
 
     def _cell(self, shape: Shape) -> Cell:
-        names, left_out = choose_contenders(self.options.attention, self.options.peers, shape)
+        chosen = self.options
+        names, left_out = choose_contenders(chosen.attention, chosen.peers, shape, chosen.authors)
         return Cell(**asdict(shape), contenders=names, repeats=self.options.repeats, left_out=left_out)
 
     @classmethod
@@ -191,25 +217,48 @@ def _time_interleaved(contenders: Sequence[Contender], cell: Cell) -> dict[str, 
     return interleave({name: each.step for name, each in work.items()}, cell.repeats)
 
 
-def measure_fresh(name: str, shape: Shape) -> Fresh:
-    """Measure one step of a contender in a fresh process."""
-    run = run_in_fresh_process(measure_here, name=name, cell=asdict(shape), threads=torch.get_num_threads())
+class StoppedError(SkyformerError):
+    """A step took longer than its limit, or did not fit into memory."""
+
+
+def measure_fresh(name: str, shape: Shape, authors: str | None = None, limit: float | None = None) -> Fresh:
+    """Measure one step of a contender in a fresh process; with a limit, `StoppedError` says why it did not end."""
+    arguments = {"name": name, "cell": asdict(shape), "authors": authors, "limit": limit}
+    run = run_in_fresh_process(measure_here, threads=torch.get_num_threads(), **arguments)
+    if limit is not None and run.exit_code == -getattr(signal, "SIGALRM", 0):
+        raise StoppedError(f"{name} takes more than {limit:g} s for a step")
+    if limit is not None and run.out_of_memory:
+        raise StoppedError(f"{name} needs more memory than there is")
     return Fresh(**run.result(f"{name} at length {shape.length}"))
 
 
-def measure_here(name: str, cell: dict[str, Any], threads: int) -> Fresh:
-    """Measure one step of a contender in this process."""
+def measure_here(
+    name: str, cell: dict[str, Any], threads: int, authors: str | None = None, limit: float | None = None
+) -> Fresh:
+    """Measure one step of a contender in this process, which ends after `limit` seconds of it."""
     torch.set_num_threads(threads)
-    contender, full = find_contender(name), Cell(**cell)
+    contender, full = find_contender(name, authors), Cell(**cell)
     # A short step first, so that libraries and thread pools are loaded before the measurement.
     Workload(contender, contender.short(full)).step()
     work = Workload(contender, full)
     gc.collect()
     release_free_memory()
     before = _reset_peak_of(full.device)
-    _, seconds = work.step()
+    with _ending_after(limit):
+        _, seconds = work.step()
     added = max(0, _peak_bytes_of(full.device) - before)
     return Fresh(seconds, added, sum(x.numel() * x.element_size() for x in work.inputs))
+
+
+@contextmanager
+def _ending_after(seconds: float | None) -> Iterator[None]:
+    """End the process by SIGALRM if this takes longer; without such signals, as on Windows, it takes its time."""
+    if seconds is None or not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _reset_peak_of(device: str) -> int:
@@ -259,7 +308,11 @@ def _main_table(results: Results) -> Table:
         rules.append(len(rows))
         baseline = next((row for row in result.rows if row.name == SDPA.name), None)
         rows += [[f"{cell.batch} x {cell.length:,}", *_shown(row, baseline)] for row in result.rows]
-    left_out = [f"n={cell.length:,}: {reason}" for cell in results for reason in cell.left_out]
+    left_out = [
+        f"n={cell.length:,}: {reason}"
+        for cell, result in results.items()
+        for reason in (*cell.left_out, *result.left_out)
+    ]
     note = (
         "Best of all repetitions. MB: what one step adds to its inputs, in a fresh process. Speed-up and MB ratio "
         "compare with F.scaled_dot_product_attention (sdpa). Error: against exact attention of the same kind."
@@ -284,14 +337,21 @@ def _shown(row: Row, baseline: Row | None) -> list[str]:
 
 def _peers_table(results: Results) -> list[Table]:
     """This package against others with the same mechanism, by the median of whole steps."""
+    rivals = {AUTHORS: "skyformer", **{peer.name: _ours(peer) for peer in PEERS}}
     rows = []
     for cell, result in results.items():
-        for peer in PEERS:
-            ours = f"{peer.rival} layer" if peer.layer else str(peer.rival)
-            if {ours, peer.name} <= result.medians().keys():
-                rows.append([f"{cell.length:,}", ours, peer.name, f"{result.ratio(ours, peer.name):.2f}x"])
+        for theirs, ours in rivals.items():
+            if {ours, theirs} <= result.medians().keys():
+                rows.append([f"{cell.length:,}", ours, theirs, f"{result.ratio(ours, theirs):.2f}x"])
     title = "Other packages with the same mechanism: our time / theirs"
     return [Table(title, ["tokens", "ours", "theirs", "ratio"], rows)] if rows else []
+
+
+def _ours(peer: Contender) -> str:
+    """What a peer is compared with."""
+    if peer.rival == "softmax":
+        return SDPA.name
+    return f"{peer.rival} layer" if peer.layer else str(peer.rival)
 
 
 def _panel(results: Results, title: str, label: str, value: Callable[[Row], float | None]) -> Panel:

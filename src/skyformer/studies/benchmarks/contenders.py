@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from skyformer.attention import attention_class, attention_options, build_attention, list_attentions
 from skyformer.attention.multihead import MultiheadAttention
 from skyformer.errors import EXTRA_OF_MODULE, MissingExtraError, UnknownNameError, install_command
+from skyformer.studies.benchmarks.authors import HEAD_DIM, AuthorsSkyformer, load_class
 from skyformer.studies.benchmarks.inputs import make_tokens
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -174,6 +175,33 @@ class _PlainLinformer(nn.Module):
         return torch.softmax(q @ keys.mT * q.shape[-1] ** -0.5, -1) @ values
 
 
+def authors_contender(clone: str) -> Contender:
+    """Skyformer of the authors, from a clone of their repository."""
+    return Contender(
+        AUTHORS,
+        False,
+        lambda shape: AuthorsSkyformer(clone, shape.length, shape.landmarks, shape.device),
+        rival="skyformer",
+        limit=_authors_limit,
+    )
+
+
+def _authors_limit(shape: Shape) -> str | None:
+    if shape.head_dim != HEAD_DIM:
+        return f"computes heads of {HEAD_DIM} only"
+    return None if shape.dtype == "float32" else "computes float32 only"
+
+
+def _xformers(shape: Shape) -> Callable[..., Tensor]:
+    from xformers.ops import memory_efficient_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = memory_efficient_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+        return out
+
+    return attend
+
+
 def _nystrom_attention(shape: Shape) -> Any:
     from nystrom_attention import NystromAttention
 
@@ -249,6 +277,7 @@ def _bigbird_limit(shape: Shape) -> str | None:
 
 
 SDPA = Contender("sdpa", False, lambda shape: F.scaled_dot_product_attention)
+AUTHORS = "skyformer of the authors"
 PLAIN_LINFORMER = Contender("plain linformer", False, _PlainLinformer)
 PEERS = (
     Contender("nystrom-attention", True, _nystrom_attention, "nystrom_attention", "nystromformer"),
@@ -271,11 +300,21 @@ PEERS = (
         "reformer",
         lambda shape: _multiple_of(_REFORMER_CHUNK, "its chunk length", shape),
     ),
+    Contender(
+        "xformers",
+        False,
+        _xformers,
+        "xformers",
+        "softmax",
+        lambda shape: "runs on GPUs only" if shape.device == "cpu" else None,
+    ),
 )
 
 
-def find_contender(name: str) -> Contender:
-    """A contender by the name it is listed under."""
+def find_contender(name: str, authors: str | None = None) -> Contender:
+    """A contender by the name it is listed under; `authors` is the clone of the authors' code."""
+    if name == AUTHORS and authors is not None:
+        return authors_contender(authors)
     known = {each.name: each for each in (SDPA, PLAIN_LINFORMER, *PEERS)}
     if name in known:
         return known[name]
@@ -284,27 +323,38 @@ def find_contender(name: str) -> Contender:
     return attention_contender(name)
 
 
-def choose_contenders(attentions: Sequence[str], peers: bool, shape: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of sdpa, of the given attentions ("all" means every one), and of the peers; and who is left out, why.
+def choose_contenders(
+    attentions: Sequence[str], peers: bool, shape: Shape, authors: str | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of sdpa, of the given attentions ("all" means every one), and of others; and who is left out, why.
 
     Peers that are layers are compared with layers: Skyformer, and the same mechanism if it is among the attentions.
+
+    Args:
+        authors: a clone of the authors' code, to be measured too.
     """
     everything = tuple(attentions) == ("all",)
     names = list_attentions() if everything else attentions
     chosen = [SDPA.name, *(attention_contender(name).name for name in names if name != "softmax")]
-    left_out: list[str] = []
+    others: list[Contender] = []
     if peers:
         if not any(peer.available() for peer in PEERS):
             raise MissingExtraError("nystrom_attention")
-        wanted = [peer for peer in PEERS if peer.rival in names or not everything]
-        reasons = {peer: peer.limit(shape) if peer.available() else _not_installed(peer) for peer in wanted}
-        left_out = [f"{peer.name} {reason}" for peer, reason in reasons.items() if reason]
-        others = [peer for peer, reason in reasons.items() if not reason]
-        rivals = [peer.rival for peer in others if peer.layer and peer.rival in names]
-        layers = [f"{name} layer" for name in dict.fromkeys(["skyformer", *rivals])]
-        chosen += [PLAIN_LINFORMER.name, *layers, *(peer.name for peer in others)]
-    return tuple(chosen), tuple(left_out)
+        others = [peer for peer in PEERS if peer.rival in names or not everything]
+    if authors is not None:
+        load_class(authors)
+        others.append(authors_contender(authors))
+    reasons = {other: other.limit(shape) or _not_installed(other) for other in others}
+    fitting = [other for other, reason in reasons.items() if not reason]
+    if peers:
+        rivals = [other.rival for other in fitting if other.layer and other.rival in names]
+        chosen += [PLAIN_LINFORMER.name, *(f"{name} layer" for name in dict.fromkeys(["skyformer", *rivals]))]
+    chosen += [other.name for other in fitting]
+    return tuple(chosen), tuple(f"{other.name} {reason}" for other, reason in reasons.items() if reason)
 
 
-def _not_installed(peer: Contender) -> str:
-    return f"is not installed: {install_command(EXTRA_OF_MODULE[str(peer.requires)])}"
+def _not_installed(other: Contender) -> str | None:
+    if other.available():
+        return None
+    extra = EXTRA_OF_MODULE.get(str(other.requires))
+    return f"is not installed: {install_command(extra) if extra else f'pip install {other.requires}'}"
