@@ -77,6 +77,7 @@ def _open_record(
     if path.exists() and not fresh:
         record = read_record(type(study), path)
         check_continues(record, None if study.keeps_other_cells else set(plan), facts, path)
+        record.facts = {**record.facts, **facts}
     record.options = asdict(study.options)
     return record
 
