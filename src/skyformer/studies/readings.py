@@ -12,7 +12,7 @@ table. A reading is a set of letters, each of which changes settings of `stabili
 - e: f is evaluated on the whole batch, with landmarks (half from Q, half from K, with replacement) that are drawn anew
   every time, and the batches are those of the dev set.
 
-A record may have cells of several sizes (`--batch-size`, `--length`): each command adds its cells to those of the others.
+A record may have cells of several sizes (`--batch-size`, `--length`): each command adds its cells to those of others.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def _ratio_table(results: Mapping[Cell, Result], variant: str) -> Table:
     title = f"Instability score divided by that of softmax, f with {VARIANTS[variant]}"
     header = ["Model", "reading", "batches", *(TASK_TITLES[task] for task in tasks)]
     note = (
-        "Mean and standard deviation over seeds of the mean ratio over steps; no deviation: one seed. Batches: examples "
-        "x tokens at most, but Pathfinder always has its 1,024."
+        "Mean and standard deviation over seeds of the mean ratio over steps; no deviation: one seed. Batches: "
+        "examples x tokens at most, but Pathfinder always has its 1,024."
     )
     return Table(title, header, rows, note)
 
