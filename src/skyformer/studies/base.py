@@ -84,6 +84,11 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     def measure(self, cell: CellT) -> ResultT:
         """Measure one cell; the result must not depend on what was measured before."""
 
+    def refresh(self, cell: CellT, result: ResultT) -> ResultT:
+        """A stored result, brought up to date with what the options name, such as another record; most studies leave it
+        as it is."""
+        return result
+
     @classmethod
     @abc.abstractmethod
     def tables(cls, results: Mapping[CellT, ResultT]) -> Sequence[Table]:
