@@ -375,5 +375,6 @@ def test_steps_of_the_preset_of_the_arena(data_dir: str, tmp_path: Path) -> None
         "Seconds per step, batches of similar lengths",
         "How steady the machine was",
     }
+    assert [figure.name for figure in Efficiency.figures(record.results())] == ["similar_lengths"]
     with refused(InputError, "preset 'paper'", "'paper_v1'"):
         run_study(dropout["paper_v1"], tmp_path)

@@ -277,7 +277,8 @@ class Efficiency(Study[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
-        drawn = [_share_figure(results), *map(_cost_figure, _costs_by_kind(results))]
+        shares = [_share_figure(results)] if Costs(results, PADDED).has_baseline else []
+        drawn = [*shares, *map(_cost_figure, _costs_by_kind(results))]
         return [figure for figure in drawn if figure.panels]
 
 

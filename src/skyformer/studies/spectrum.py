@@ -190,7 +190,8 @@ class Example:
         """Each of SCORES for every head: (n, n) each."""
         query, key = self.query.double(), self.key.double()
         inner = self.scale * query @ key.mT
-        # A common factor changes none of the statistics, and without it no exponential overflows.
+        # A common factor changes none of the statistics but `values`, which are only shown of outputs, and without it no
+        # exponential overflows.
         A = (inner - inner.amax((-2, -1), keepdim=True)).exp()
         C = GaussianKernel().matrix(query, key, self.scale)
         return [list(A), list(torch.softmax(inner, -1)), list(C)]
