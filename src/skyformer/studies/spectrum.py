@@ -190,7 +190,7 @@ class Example:
         """Each of SCORES for every head: (n, n) each."""
         query, key = self.query.double(), self.key.double()
         inner = self.scale * query @ key.mT
-        # A common factor changes none of the statistics but `values`, which are only shown of outputs, and without it no
+        # A common factor changes none of the statistics but `values`, which are only shown of outputs; without it no
         # exponential overflows.
         A = (inner - inner.amax((-2, -1), keepdim=True)).exp()
         C = GaussianKernel().matrix(query, key, self.scale)
