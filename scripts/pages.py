@@ -16,13 +16,15 @@ from skyformer.attention import Promise, attention_class, list_attentions
 from skyformer.cli.index import FILE, fresh_index
 from skyformer.files import read_json
 from skyformer.model import ModelConfig
-from skyformer.report.tables import Table, as_markdown
+from skyformer.report.tables import NOTHING, Table, as_markdown
 from skyformer.studies.arena import Arena
 from skyformer.studies.base import StudyClass
 from skyformer.studies.benchmarks.conversion import Conversion
 from skyformer.studies.benchmarks.huggingface import HuggingFaceBenchmark
 from skyformer.studies.benchmarks.tilted import TiltedBenchmark
+from skyformer.studies.efficiency import ATTENTIONS, SIMILAR, Costs, Efficiency
 from skyformer.studies.files import report_tables
+from skyformer.studies.frames import in_order
 from skyformer.studies.gradients import Gradients
 from skyformer.studies.readings import Readings
 from skyformer.studies.record import read_record, record_path
@@ -93,6 +95,21 @@ def study_tables(study: StudyClass) -> str:
     return "\n\n".join(f"**{each.title}.**\n\n{table(each.header, each.rows, each.note)}" for each in made)
 
 
+def idle_table() -> str:
+    """Seconds per step of the preset `paper`, one column for each record of the study of efficiency in a folder below
+    its own."""
+    columns = {}
+    for file in sorted((RESULTS / Efficiency.name).glob(f"*/{Efficiency.name}.json")):
+        record = read_record(Efficiency, file)
+        seconds = Costs(record.results(), SIMILAR).ours("seconds text")
+        columns[f"preset {record.facts['preset']}, threads: {record.facts['threads']}"] = seconds["text"].dropna()
+    if not columns:
+        return "Not measured yet."
+    names = in_order((name for column in columns.values() for name in column.index), ATTENTIONS)
+    rows = [[name, *(column.get(name, NOTHING) for column in columns.values())] for name in names]
+    return table(["seconds per step on Text", *columns], rows)
+
+
 def transforms_table() -> str:
     """One row per transform of torch, one column per attention; a number refers to the error below the table."""
     outcomes, errors = read_json(RESULTS / "torch_transforms.json")["outcomes"], list[str]()
@@ -129,6 +146,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "reproduction.md": {
         "readings": partial(study_table, Readings, 2),
         "gradients": partial(study_table, Gradients),
+        "idle": idle_table,
         "arena": partial(study_table, Arena),
         "evaluations": partial(study_table, Arena, 1),
         "runs": partial(study_table, Arena, -1),

@@ -69,6 +69,41 @@ def test_tables_have_the_layout_of_table_1_and_say_what_is_not_finished(tmp_path
     assert steps.panels[0].series[0].x == [100, 200]
 
 
+def test_another_record_of_efficiency_counts_for_all_runs(tmp_path: Path) -> None:
+    runs, folder = tmp_path / "runs", tmp_path / "record"
+    run = started(runs)
+    collect(folder, runs)
+    shutil.rmtree(run.folder)
+    started(runs, "softmax")
+    results = collect(folder, runs, efficiency=str(EFFICIENCY))
+    assert {run.idle_settings for run in results.values()} == {"preset paper_v1, threads: 2"}
+    assert all(run.idle_seconds for run in results.values())
+    assert collect(folder, runs) == results, "without the option the times stay"
+    *_, every = Arena.tables(results)
+    assert "(preset paper_v1, threads: 2)" in every.note
+
+
+def test_no_seed_counts_twice(tmp_path: Path) -> None:
+    """A run that was begun again elsewhere, and a run of the same seed with another number of steps."""
+    runs, folder = tmp_path / "runs", tmp_path / "record"
+    first = started(runs / "first")
+    collect(folder, runs)
+    shutil.rmtree(first.folder)
+    again = started(runs / "again")
+    write_curve(again, [(0.4, 0.8, 10.0)])
+    furthest = latest(collect(folder, runs)).values()
+    assert [run.dev_accuracy() for run in furthest] == [0.6], "until the new one has gone further"
+    write_curve(again, [(0.4, 0.8, 10.0), (0.45, 0.7, 20.0), (0.7, 0.6, 30.0)])
+    started(runs / "second")
+    results = collect(folder, runs)
+    assert [run.dev_accuracy() for run in latest(results).values()] == [0.7]
+    other = start(a_config("text", "skyformer", seed=0, preset="paper", overrides=["loop.stop_after=300"]), runs)
+    write_curve(other, CURVE)
+    accuracy, _, every = Arena.tables(collect(folder, runs))
+    assert [row[1] for row in accuracy.rows if row[0] == "skyformer"] == ["(seed 0: 70.0 at 300)"]
+    assert len(every.rows) == 2
+
+
 def test_without_a_record_of_efficiency_there_is_no_time_axis(tmp_path: Path) -> None:
     started(tmp_path / "runs" / "text-data")
     results = collect(tmp_path / "record", tmp_path / "runs")

@@ -311,6 +311,10 @@ def test_wrong_options_and_missing_data_are_reported_before_anything_is_measured
         Efficiency(Options(tasks=("texts",)))
     with refused(UnknownNameError, "attention", "'softmax2'"):
         Efficiency(Options(attentions=("softmax2",)))
+    with refused(UnknownNameError, "form of softmax", "'fused'"):
+        Efficiency(Options(forms=("fused",)))
+    with refused(UnknownNameError, "preset of this study", "'short'"):
+        Efficiency(Options(preset="short"))
     with refused(InputError, "--memory", "-1"):
         Efficiency(Options(memory=-1.0))
     with refused(InputError, "--seconds", "-1"):
@@ -353,3 +357,24 @@ def test_the_process_ends_when_its_study_is_killed() -> None:
         start = time.monotonic()
         assert process.stdout.read() == b""
     assert time.monotonic() - start < 20
+
+
+def test_steps_of_the_preset_of_the_arena(data_dir: str, tmp_path: Path) -> None:
+    """Its softmax attention has dropout of the weights; without a form that is divided by, shares are left out."""
+    options = replace(small_options(data_dir, LENGTH), attentions=("softmax", "skyformer"), batches=(SIMILAR,))
+    options = replace(options, preset="paper", forms=(), seconds=0.01)
+    study = Efficiency(options)
+    dropout = {preset: Efficiency(replace(options, preset=preset)) for preset in ("paper", "paper_v1")}
+    probabilities = {name: each._config("listops", "softmax").model for name, each in dropout.items()}
+    assert {name: model.attention_dropout for name, model in probabilities.items()} == {"paper": None, "paper_v1": 0.0}
+    record = run_study(study, tmp_path)
+    assert record.facts["preset"] == "paper"
+    assert [cell.attention for cell in record.cells] == ["softmax", "skyformer"]
+    assert {table.title for table in Efficiency.tables(record.results())} == {
+        "Table 2, batches of similar lengths",
+        "Seconds per step, batches of similar lengths",
+        "How steady the machine was",
+    }
+    assert [figure.name for figure in Efficiency.figures(record.results())] == ["similar_lengths"]
+    with refused(InputError, "preset 'paper'", "'paper_v1'"):
+        run_study(dropout["paper_v1"], tmp_path)

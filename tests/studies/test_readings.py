@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,37 @@ def test_a_small_study(tmp_path: Path) -> None:
         redrawn = min(result.off) > 10 * max(result.same)
         assert not redrawn or (cell.reading, cell.attention) == ("abcde", "skyformer")
     *_, fresh, counts = Readings.tables(results)
-    assert [row[:2] for row in fresh.rows] == [["Skyformer", "a"], ["Skyformer", "abcde"], ["Skyformer", "the paper"]]
+    readings = [["a", "4 x 64"], ["abcde", "4 x 64"], ["the paper", "-"]]
+    assert [row[:3] for row in fresh.rows] == [["Skyformer", *each] for each in readings]
     assert [row[0] for row in counts.rows] == ["a"] * 3 + ["abcde"] * 3
     (figure,) = Readings.figures(results)
     assert figure.panels[0].x_names == ("a", "abcde")
+
+
+def test_another_size_joins_the_record_and_other_steps_do_not(tmp_path: Path) -> None:
+    options = Options(
+        data_dir=str(tmp_path / "data"),
+        readings=("a",),
+        tasks=("listops",),
+        attentions=("softmax", "skyformer"),
+        seeds=(0,),
+        steps=3,
+        batch_size=4,
+        length=64,
+        listops_limit=40,
+    )
+    run_study(Readings(options), tmp_path / "record")
+    longer = replace(options, batch_size=None, length=80, readings=("ab",))
+    record = run_study(Readings(longer), tmp_path / "record")
+    assert {(cell.reading, cell.size) for cell in record.cells} == {("a", "4 x 64"), ("ab", "all x 80")}
+    assert {name for name in record.facts if "data" in name} == {
+        "listops data for length 64",
+        "listops data for length 80",
+    }
+    first, *_ = Readings.tables(record.results())
+    assert [row[1:3] for row in first.rows] == [["a", "4 x 64"], ["ab", "all x 80"], ["the paper", "-"]]
+    with refused(InputError, "steps 3", "this command has 4"):
+        run_study(Readings(replace(options, steps=4)), tmp_path / "record")
 
 
 def test_black_pixels_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

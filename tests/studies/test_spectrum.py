@@ -121,7 +121,16 @@ def test_a_batch_gives_one_value_for_every_matrix() -> None:
 def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     root = tmp_path_factory.mktemp("spectrum")
     runs, data = str(root / "runs"), str(root / "data")
-    return Options(("listops",), "short", CHANGES, 0, runs, data, examples=2, length=48, landmarks=16)
+    return Options(
+        tasks=("listops",),
+        preset="short",
+        changes=CHANGES,
+        runs_dir=runs,
+        data_dir=data,
+        examples=2,
+        length=48,
+        landmarks=16,
+    )
 
 
 def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path: Path) -> None:
@@ -134,6 +143,7 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
     assert cell.task == "listops"
     assert run.result is not None
     assert (result.steps, result.test_accuracy) == (4, run.result.test_accuracy)
+    assert (cell.preset, cell.attention, result.trained_length) == ("short", "softmax", 128)
     assert len(result.lengths) == 2
     assert max(result.lengths) <= 48
     # The same run, moved one folder up as `skyformer train` leaves its own.
@@ -147,15 +157,30 @@ def test_an_interrupted_run_is_resumed(options: Options, tmp_path: Path) -> None
     from skyformer.training.runs import create_run
 
     study = Spectrum(replace(options, runs_dir=str(tmp_path / "runs")))
-    begun = create_run(study._config("listops"), study._runs_dir("listops"))
-    assert study._finished_run("listops") is None
-    assert study._trained("listops").folder == begun.folder
+    begun = create_run(study._config("listops", "softmax"), study._runs_dir("listops"))
+    assert study._finished_run("listops", "softmax") is None
+    assert study._trained("listops", "softmax").folder == begun.folder
     assert begun.finished
+
+
+def test_models_of_other_attentions_and_lengths_join_the_record_if_they_are_finished(
+    options: Options, tmp_path: Path
+) -> None:
+    run_study(Spectrum(options), tmp_path / "record")
+    others = replace(options, attentions=("softmax", "skyformer"), train=False, length=32)
+    record = run_study(Spectrum(others), tmp_path / "record")
+    assert [(cell.attention, cell.length) for cell in record.cells] == [("softmax", 48), ("softmax", 32)]
+    trained = run_study(Spectrum(replace(others, train=True)), tmp_path / "record")
+    assert [(cell.attention, cell.length) for cell in trained.cells][2:] == [("skyformer", 32)]
+    with refused(DataError, "--runs-dir", "'short'", "has none"):
+        Spectrum(replace(others, seed=1)).cells()
 
 
 def test_wrong_options_and_missing_data_are_reported_first(options: Options, tmp_path: Path) -> None:
     with refused(UnknownNameError, "task", "'list'"):
         Spectrum(replace(options, tasks=("list",)))
+    with refused(UnknownNameError, "attention of this study", "'performer'"):
+        Spectrum(replace(options, attentions=("performer",)))
     with refused(InputError, "--examples", "at least 1", "got 0"):
         Spectrum(replace(options, examples=0))
     with refused(InputError, "model.num_layers must be at least 2", "got 1"):
@@ -170,18 +195,24 @@ def made_up(rank: float, condition: tuple[float, float], singular: tuple[float, 
     """Six matrices alike, but for the conditions of D^-1 A and C."""
     curve = tuple(1.0 / i if i <= 64 else None for i in INDEX)
     conditions, lost = (10.0,) * 4 + condition, (0.0,) * 4 + singular
-    return Result(100, 0.5, (64, 60), (curve,) * 6, (9.0,) * 6, (5.0,) * 6, (rank,) * 6, conditions, lost, (2.0,) * 6)
+    values = tuple(None if value is None else rank * value for value in curve)
+    curves, ranks = ((curve,) * 6, (values,) * 6), ((9.0,) * 6, (5.0,) * 6, (rank,) * 6)
+    return Result(100, 0.5, (64, 60), 256, *curves, *ranks, conditions, lost, (2.0,) * 6)
 
 
 def test_the_papers_conclusions_are_checked() -> None:
+    study = ("study", "softmax", 1024)
     results = {
-        Cell("text", "t"): made_up(10.0, (100.0, 50.0), (0.0, 0.0)),
-        Cell("listops", "l"): made_up(30.0, (100.0, 500.0), (0.0, 0.0)),
-        Cell("retrieval", "r"): made_up(20.0, (4e12, 4e12), (1.0, 1.0)),
-        Cell("pathfinder", "p"): made_up(40.0, (4e12, 9e3), (1.0, 0.0)),
+        Cell("text", "t", *study): made_up(10.0, (100.0, 50.0), (0.0, 0.0)),
+        Cell("text", "long", "paper", "skyformer", 4000): made_up(15.0, (100.0, 50.0), (0.0, 0.0)),
+        Cell("listops", "l", *study): made_up(30.0, (100.0, 500.0), (0.0, 0.0)),
+        Cell("retrieval", "r", *study): made_up(20.0, (4e12, 4e12), (1.0, 1.0)),
+        Cell("pathfinder", "p", *study): made_up(40.0, (4e12, 9e3), (1.0, 0.0)),
+        Cell("image", "i", *study): made_up(5.0, (100.0, 50.0), (0.0, 0.0)),
     }
-    claims, outputs, scores, runs = Spectrum.tables(results)
-    verdicts = {row[0]: row[1:] for row in claims.rows}
+    claims, values, outputs, scores, runs = Spectrum.tables(results)
+    assert all(row[1] == "study" for row in claims.rows), "the claims are about softmax models"
+    verdicts = {row[0]: row[2:] for row in claims.rows}
     assert verdicts["singular values of the output decay slower on Retrieval than on Text"] == ["20", "10", "yes"]
     assert verdicts["singular values of the output decay slower on Retrieval than on ListOps"] == ["20", "30", "no"]
     assert verdicts["singular values of the output decay slower on Pathfinder than on ListOps"][-1] == "yes"
@@ -190,11 +221,16 @@ def test_the_papers_conclusions_are_checked() -> None:
     assert verdicts["C is better conditioned than D^-1 A on Pathfinder"] == ["9,000", "> 4.0e+12", "yes"]
     against_a = [verdicts[f"C is better conditioned than A on {task}"][-1] for task in ("Text", "Retrieval")]
     assert against_a == ["no", "no"], "A has a condition of 10"
-    assert [row[0] for row in outputs.rows] == ["Text", "ListOps", "Retrieval", "Pathfinder"]
-    assert outputs.rows[0] == ["Text", *["9", "5", "10"] * 3]
+    models = ["Text", "ListOps", "Retrieval", "Pathfinder", "Image"]
+    assert [row[:2] for row in outputs.rows] == [*([name, "study"] for name in models), ["Text, skyformer", "paper"]]
+    assert outputs.rows[0] == ["Text", "study", *["9", "5", "10"] * 3]
     assert scores.rows[2][-5:] == ["9", "5", "20", "> 4.0e+12", "2"]
-    assert runs.rows[1] == ["ListOps", "l", "100", "50.0", "60 to 64"]
-    paper, matrices = Spectrum.figures(results)
-    assert [line.label for line in paper.panels[0].series] == ["Text", "ListOps", "Retrieval", "Pathfinder"]
-    assert [panel.title for panel in matrices.panels[::4]] == ["Text, output", "Text, scores"]
+    assert values.rows[-1][:5] == ["Text, skyformer", "paper", "15", "7.5", "5"]
+    assert runs.rows[1] == ["ListOps", "study", "l", "100", "256", "50.0", "60 to 64"]
+    paper, matrices, matrices_of_paper = Spectrum.figures(results)
+    assert [line.label for line in paper.panels[0].series] == models[:4]
+    assert [line.label for line in paper.panels[1].series] == ["Text, skyformer"]
+    assert paper.panels[0].series[1].y[:2] == [30.0, 15.0], "absolute values"
+    assert [panel.title for panel in matrices.panels[::5]] == ["Text, output", "Text, scores"]
+    assert (matrices.name, matrices_of_paper.name) == ("matrices_study", "matrices_paper")
     assert paper.panels[0].series[0].x == [i for i in INDEX if i <= 64]

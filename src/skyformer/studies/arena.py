@@ -5,14 +5,16 @@ machines as needed, and this study collects what there is, finished or not. Ever
 it has reached. Collecting again adds runs, and runs that have advanced; it never loses a run that is no longer there.
 
 The time axis is that of an idle machine: the step times the seconds per step from a record of the study `efficiency`,
-with batches of similar lengths. So it does not matter what else a machine did while it trained.
+with batches of similar lengths. So it does not matter what else a machine did while it trained. The record that was
+named last counts for all runs, also for those collected before.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,8 @@ from skyformer.studies.record import read_record, significant
 from skyformer.studies.registry import register_study
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from skyformer.training.runs import Run
 
 EVALUATIONS = 5
@@ -59,7 +63,8 @@ class Cell:
 class Result:
     """A run so far. `steps` is the step at which it ends and `schedule` that at which its learning rate is zero. The
     points of dev_curve are (step, accuracy, loss), those of train_curve (step, loss). `idle_seconds` is the time of a
-    step on an idle machine, None if it was not measured. Test accuracy is None unless the run is finished."""
+    step on an idle machine, None if it was not measured, and `idle_settings` says how it was measured. Test accuracy is
+    None unless the run is finished."""
 
     steps: int
     schedule: int
@@ -75,6 +80,7 @@ class Result:
     threads: int
     processor: str
     commit: str | None
+    idle_settings: str | None = None
 
     def dev_accuracy(self, step: float | None = None) -> float | None:
         """The accuracy of the evaluation at a step, or of the last one."""
@@ -91,16 +97,37 @@ class Arena(Study[Options, Cell, Result]):
     def cells(self) -> Sequence[Cell]:
         found = []
         for run in self._runs():
-            config, data = run.config, run.data
+            config = run.config
             if config.preset == self.options.preset and (step := _last_step(run)):
-                digest = "unknown" if data is None else data.digest()
                 where = (config.task.name, config.model.attention, config.seed)
-                found.append(Cell(*where, run.name, digest, step, run.finished))
+                found.append(Cell(*where, run.name, _digest(run), step, run.finished))
         return found
 
     def measure(self, cell: Cell) -> Result:
-        run = next(run for run in self._runs() if run.name == cell.run)
-        return _read(run, cell, _idle_seconds(self.options.efficiency, cell))
+        # Two folders may have runs of the same name, on other data or at an earlier step.
+        run = next(
+            run for run in self._runs() if (run.name, _digest(run)) == (cell.run, cell.data) and _reaches(run, cell)
+        )
+        return self.refresh(cell, _read(run, cell))
+
+    def refresh(self, cell: Cell, result: Result) -> Result:
+        """With the seconds per step of the record that the options name, if they name one."""
+        if self.options.efficiency is None:
+            return result
+        seconds, settings = self._idle
+        known = cell.task in seconds.columns and cell.attention in seconds.index
+        found = float(seconds.loc[cell.attention, cell.task]) if known else float("nan")
+        measured = None if found != found else significant(found)
+        return replace(result, idle_seconds=measured, idle_settings=None if measured is None else settings)
+
+    @cached_property
+    def _idle(self) -> tuple[DataFrame, str]:
+        """Seconds per step by attention and task, from the record of efficiency; and its preset and threads."""
+        from skyformer.studies.efficiency import SIMILAR, Costs, Efficiency
+
+        record = read_record(Efficiency, Path(self.options.efficiency or ""))
+        settings = f"preset {record.facts.get('preset')}, threads: {record.facts.get('threads')}"
+        return Costs(record.results(), SIMILAR).ours("seconds"), settings
 
     def _runs(self) -> list[Run]:
         """The runs in the folder, and in the folders in it."""
@@ -114,12 +141,13 @@ class Arena(Study[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        runs = latest(results)
-        return [_accuracy_table(runs), *(_evaluation_table(runs, task) for task in tasks_among(runs)), _run_table(runs)]
+        runs = one_per_seed(latest(results))
+        by_step = [_evaluation_table(runs, task) for task in tasks_among(runs)]
+        return [_accuracy_table(runs), *by_step, _run_table(latest(results))]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        runs, time = latest(results), "training time on an idle machine (hours)"
+        runs, time = one_per_seed(latest(results)), "training time on an idle machine (hours)"
         drawn = [
             _curves(runs, "figure", "Accuracy on the dev set", time, 1, "accuracy (%)", 100, timed=True),
             _curves(runs, "loss", "Loss on the dev set", time, 2, "cross entropy", 1, timed=True),
@@ -133,7 +161,17 @@ def _last_step(run: Run) -> int:
     return max((row.step for row in run.metrics()), default=0)
 
 
-def _read(run: Run, cell: Cell, idle_seconds: float | None) -> Result:
+def _digest(run: Run) -> str:
+    """A digest of the run's data."""
+    return "unknown" if run.data is None else run.data.digest()
+
+
+def _reaches(run: Run, cell: Cell) -> bool:
+    """Whether the run has come as far as its cell says; it may have gone on since."""
+    return _last_step(run) >= cell.step and run.finished >= cell.finished
+
+
+def _read(run: Run, cell: Cell) -> Result:
     """The run up to the step of its cell."""
     from skyformer.training.collect import changes_to_preset
 
@@ -155,24 +193,11 @@ def _read(run: Run, cell: Cell, idle_seconds: float | None) -> Result:
         train_curve=tuple(
             (row.step, significant(row.loss)) for row in thinned([row for row in rows if row.split == "train"])
         ),
-        idle_seconds=idle_seconds,
+        idle_seconds=None,
         threads=environment.threads,
         processor=environment.cpu,
         commit=environment.commit,
     )
-
-
-def _idle_seconds(file: str | None, cell: Cell) -> float | None:
-    """The seconds per step of a record of the study of efficiency."""
-    if file is None:
-        return None
-    from skyformer.studies.efficiency import SIMILAR, Costs, Efficiency
-
-    path = Path(file)
-    seconds = Costs(read_record(Efficiency, path).results(), SIMILAR).ours("seconds")
-    known = cell.task in seconds.columns and cell.attention in seconds.index
-    found = float(seconds.loc[cell.attention, cell.task]) if known else float("nan")
-    return None if found != found else significant(found)
 
 
 def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
@@ -188,6 +213,15 @@ def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
         furthest.values(), key=lambda cell: (tasks.index(cell.task), places[cell.attention], cell.seed, cell.run)
     )
     return {cell: results[cell] for cell in ordered}
+
+
+def one_per_seed(runs: Mapping[Cell, Result]) -> dict[Cell, Result]:
+    """One run for each task, attention and seed, so that no seed counts twice in a mean: of runs with different
+    settings or data, a finished one if there is one, and else the one that has gone furthest."""
+    chosen: dict[tuple[str, str, int], Cell] = {}
+    for cell in sorted(runs, key=lambda cell: (cell.finished, cell.step)):
+        chosen[cell.task, cell.attention, cell.seed] = cell
+    return {cell: run for cell, run in runs.items() if cell in chosen.values()}
 
 
 def _of(runs: Mapping[Cell, Result], task: str, attention: str) -> dict[Cell, Result]:
@@ -209,8 +243,8 @@ def _accuracy_table(runs: Mapping[Cell, Result]) -> Table:
         rows.append(cells)
     note = (
         "Ours: the test accuracy of finished runs, mean and standard deviation over seeds if there are several. In "
-        "brackets: the dev accuracy of runs that are not finished, at the last step that was evaluated. The paper's: "
-        "after 50,000 steps, mean of three seeds."
+        "brackets: the dev accuracy of runs that are not finished, at the last step that was evaluated. No seed counts "
+        "twice. The paper's: after 50,000 steps, mean of three seeds."
     )
     groups = [("", 1), *((TASK_TITLES[task], 2) for task in tasks)]
     return Table("Accuracy in percent", ["attention", *["ours", "paper"] * len(tasks)], rows, note, groups)
@@ -240,7 +274,8 @@ def _evaluation_table(runs: Mapping[Cell, Result], task: str) -> Table:
             values = [100 * value for value in found if value is not None]
             count = f" ({len(values)} seeds)" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{count}" if values else NOTHING)
-        rows.append([name, *cells])
+        if any(cell != NOTHING for cell in cells):
+            rows.append([name, *cells])
     return Table(f"{TASK_TITLES[task]}: accuracy on the dev set in percent", ["step", *map("{:,}".format, shown)], rows)
 
 
@@ -264,9 +299,10 @@ def _run_table(runs: Mapping[Cell, Result]) -> Table:
             ]
         )
     header = ["task", "attention", "seed", "steps", "state", "dev %", "test %", "best step", "s per step", "length"]
+    settings = "; ".join(dict.fromkeys(run.idle_settings for run in runs.values() if run.idle_settings))
     note = (
         "dev: at the last evaluation. best step: the model that was tested. s per step: on an idle machine, from the "
-        "record of efficiency, without dropout of attention weights. data: a digest of the prepared data."
+        f"record of efficiency ({settings or 'none was given'}). data: a digest of the prepared data."
     )
     return Table("All runs", [*header, "data", "changes to the preset"], rows, note)
 

@@ -56,7 +56,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     is_timing_study: ClassVar[bool] = False
     """Whether it measures time: then cells are never measured in parallel, and the machine is one of the facts."""
     keeps_other_cells: ClassVar[bool] = False
-    """Whether a record may have cells that are not in the plan, such as runs that have been deleted since."""
+    """Whether a record may have cells that are not in the plan, such as runs that have been deleted since; facts that
+    only one of the two has, such as the data of another task, then belong to its own cells."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -82,6 +83,11 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     @abc.abstractmethod
     def measure(self, cell: CellT) -> ResultT:
         """Measure one cell; the result must not depend on what was measured before."""
+
+    def refresh(self, cell: CellT, result: ResultT) -> ResultT:
+        """A stored result, brought up to date with what the options name, such as another record; most studies leave it
+        as it is."""
+        return result
 
     @classmethod
     @abc.abstractmethod

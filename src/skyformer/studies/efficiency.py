@@ -12,6 +12,9 @@ step is forward, backward, gradient clipping and optimiser.
   matrix of scores is formed, and formed again in the backward pass (activation checkpointing). If it was measured on
   all tasks, costs are divided by its costs, else by those of materialised softmax.
 
+The settings are those of the preset `paper_v1`, whose attentions have no dropout of their weights; `--preset paper`
+measures the steps of the runs that the study `arena` collects.
+
 The speed of a machine changes from minute to minute. Therefore all attentions are measured one after the other, in
 several rounds, and the round with the median time counts. These two forms of softmax are measured in the first round
 only: they take as long as all the others together, and differ from them by far more than rounds do.
@@ -71,6 +74,7 @@ GB = 2**30
 RESERVE = GB
 """Free memory that steps may not use: for what their process holds before the first step, and for other processes."""
 
+FORMS = tuple(form.removeprefix("softmax, ") for form in SOFTMAX_FORMS)
 SEED = 0
 """Seed for weights and batches."""
 
@@ -84,8 +88,12 @@ class Options:
     attentions: tuple[str, ...] = option(
         tuple(COSTS),
         small=("linformer", "skyformer"),
-        help="Attentions; softmax that forms its matrix of scores, as the paper's, is always measured as well.",
+        help="Attentions.",
     )
+    forms: tuple[str, ...] = option(
+        FORMS, help="Forms of softmax that form the matrix of scores: materialised, recomputed, both or none."
+    )
+    preset: str = option("paper_v1", help="Preset of `skyformer train`: paper_v1, or paper as the runs of `arena`.")
     batches: tuple[str, ...] = option((PADDED, SIMILAR), help="How batches are made: padded, similar lengths, or both.")
     length: int | None = option(
         None, small=256, least=1, help="Longest sequence in tokens: texts are cut to it, ListOps is generated up to it."
@@ -179,6 +187,8 @@ class Efficiency(Study[Options, Cell, Result]):
         super().__init__(options)
         check_names("task", options.tasks, TASKS)
         check_names("attention", options.attentions, list_attentions())
+        check_names("form of softmax", options.forms, FORMS)
+        check_names("preset of this study", (options.preset,), ("paper_v1", "paper"))
         check_names("kind of batches", options.batches, (PADDED, SIMILAR))
 
     def facts(self) -> Mapping[str, Fact]:
@@ -186,16 +196,18 @@ class Efficiency(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import data_fact
 
         data = {f"{task} data": data_fact(self._data[task]) for task in self.options.tasks}
-        return {"seconds": self.options.seconds, "memory": self.options.memory, "seed": SEED, **data}
+        chosen = self.options
+        return {"preset": chosen.preset, "seconds": chosen.seconds, "memory": chosen.memory, "seed": SEED, **data}
 
     def cells(self) -> Sequence[Cell]:
         """Cells to compare come one after the other, because the speed of the machine may change."""
+        forms = tuple(f"softmax, {form}" for form in self.options.forms)
         return [
             Cell(task, self._config(task, "softmax").task.longest, batches, attention, number)
             for task in self.options.tasks
             for batches in kinds_of(task, self.options.batches)
             for number in range(self.options.rounds)
-            for attention in (tuple(SOFTMAX_FORMS) if number == 0 else ()) + self.options.attentions
+            for attention in (forms if number == 0 else ()) + self.options.attentions
         ]
 
     def measure(self, cell: Cell) -> Result:
@@ -247,8 +259,8 @@ class Efficiency(Study[Options, Cell, Result]):
         chosen = self.options
         limits = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}
         if chosen.length is None or task_spec(task).image_side is not None:
-            return run_config(task, "paper_v1", attention, SEED, limits.get(task))
-        return run_config(task, "paper_v1", attention, SEED, limits.get(task), task_max_length=chosen.length)
+            return run_config(task, chosen.preset, attention, SEED, limits.get(task))
+        return run_config(task, chosen.preset, attention, SEED, limits.get(task), task_max_length=chosen.length)
 
     @classmethod
     def tables(cls, results: Results) -> Sequence[Table]:
@@ -257,7 +269,7 @@ class Efficiency(Study[Options, Cell, Result]):
         return [
             *_verdict_tables(costs),
             *map(_cost_table, costs),
-            *(_share_table(each, *quantity) for each in costs for quantity in shares),
+            *(_share_table(each, *quantity) for each in costs if each.has_baseline for quantity in shares),
             *(task_table(f"Seconds per step, {each.title}", each.ours("seconds text")) for each in costs),
             *_memory_tables(results),
             _speed_table(results),
@@ -265,7 +277,8 @@ class Efficiency(Study[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
-        drawn = [_share_figure(results), *map(_cost_figure, _costs_by_kind(results))]
+        shares = [_share_figure(results)] if Costs(results, PADDED).has_baseline else []
+        drawn = [*shares, *map(_cost_figure, _costs_by_kind(results))]
         return [figure for figure in drawn if figure.panels]
 
 
@@ -358,6 +371,10 @@ class Costs:
     def _divide_by_softmax(self, costs: DataFrame) -> DataFrame:
         softmax = costs.reindex([self.baseline]).iloc[0]
         return costs / softmax.where(softmax > 0)
+
+    @property
+    def has_baseline(self) -> bool:
+        return self.baseline in self.attentions
 
     @property
     def baseline_title(self) -> str:

@@ -11,6 +11,8 @@ table. A reading is a set of letters, each of which changes settings of `stabili
 - d: AdamW's beta1 falls from 0.95 to 0.85 while the learning rate rises, and then rises again.
 - e: f is evaluated on the whole batch, with landmarks (half from Q, half from K, with replacement) that are drawn anew
   every time, and the batches are those of the dev set.
+
+A record may have cells of several sizes (`--batch-size`, `--length`): each command adds its cells to those of others.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, Split, task_spec
 from skyformer.report.figures import Figure, Mark, Panel, Series, side_by_side
 from skyformer.report.paper import INSTABILITY, TASK_TITLES
-from skyformer.report.tables import Table
+from skyformer.report.tables import NOTHING, Table
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.registry import register_study
 from skyformer.studies.stability import (
@@ -46,6 +48,7 @@ LETTERS = "abcde"
 EXAMPLES = 4
 """Examples on which f is evaluated unless the reading has the letter e, as in `stability`."""
 WARMUP = 2
+FULL_SIZE = "the paper's"
 BLACK = 1
 """The token of a black pixel: its value plus one."""
 
@@ -72,7 +75,8 @@ class Options:
         None,
         small=128,
         least=64,
-        help="Cut texts, shrink Image and generate ListOps up to this length; none: the paper's.",
+        help="Cut texts, shrink Image and generate ListOps up to this length (Pathfinder keeps its own); "
+        "none: the paper's.",
     )
     pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
     listops_limit: int | None = option(
@@ -82,16 +86,28 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
+    """batch_size, length: as in the options; None is the paper's."""
+
     reading: str
     task: str
     attention: str
     seed: int
+    batch_size: int | None = None
+    length: int | None = None
+
+    @property
+    def size(self) -> str:
+        """The size of a batch as in "8 x 256", or "as the paper's"."""
+        if self.batch_size is None and self.length is None:
+            return FULL_SIZE
+        return f"{self.batch_size or 'all'} x {self.length or 'all'}"
 
 
 @register_study
 class Readings(Study[Options, Cell, Result]):
     name = "readings"
     title = "Instability of training steps in other settings (appendix, Table 3)"
+    keeps_other_cells = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -109,17 +125,18 @@ class Readings(Study[Options, Cell, Result]):
     def facts(self) -> Mapping[str, Fact]:
         from skyformer.studies.tasks import data_fact
 
-        names = ("steps", "batch_size", "length")
-        found: dict[str, Fact] = {name: getattr(self.options, name) for name in names}
+        chosen = self.options
+        found: dict[str, Fact] = {"steps": chosen.steps}
+        at_length = "" if chosen.length is None else f" for length {chosen.length}"
         # ListOps comes last: missing data of other tasks is reported before ListOps is generated.
-        for task in sorted(self.options.tasks, key=lambda task: task == "listops"):
-            found[f"{task} data"] = data_fact(self._data(task))
+        for task in sorted(chosen.tasks, key=lambda task: task == "listops"):
+            found[f"{task} data{at_length}"] = data_fact(self._data(task))
         return found
 
     def cells(self) -> Sequence[Cell]:
         chosen = self.options
         return [
-            Cell(reading, task, attention, seed)
+            Cell(reading, task, attention, seed, chosen.batch_size, chosen.length)
             for seed in chosen.seeds
             for reading in reversed(chosen.readings)
             for task in chosen.tasks
@@ -137,11 +154,11 @@ class Readings(Study[Options, Cell, Result]):
 
         chosen, on = self.options, set(cell.reading)
         changes: dict[str, object] = {}
-        if chosen.batch_size is not None:
-            changes["loop_batch_size"] = chosen.batch_size
+        if cell.batch_size is not None:
+            changes["loop_batch_size"] = cell.batch_size
         # The thin lines of Pathfinder would not survive in a smaller image.
-        if chosen.length is not None and cell.task != "pathfinder" and chosen.length < task_spec(cell.task).max_length:
-            changes["task_max_length"] = chosen.length
+        if cell.length is not None and cell.task != "pathfinder" and cell.length < task_spec(cell.task).max_length:
+            changes["task_max_length"] = cell.length
         if "a" in on:
             changes |= {"optim_warmup_steps": WARMUP, "loop_steps": chosen.steps}
         if "b" in on:
@@ -162,7 +179,7 @@ class Readings(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import study_data
 
         if task not in self._loaded:
-            config = self.config(Cell("", task, BASELINE, 0))
+            config = self.config(Cell("", task, BASELINE, 0, self.options.batch_size, self.options.length))
             self._loaded[task] = study_data(config, self.options.data_dir)
         return self._loaded[task]
 
@@ -183,34 +200,39 @@ class Readings(Study[Options, Cell, Result]):
         return [_figure(results)]
 
 
-def _by_reading(results: Mapping[Cell, Result]) -> dict[str, Scores]:
-    readings = sorted({cell.reading for cell in results})
-    return {
-        reading: Scores({cell: result for cell, result in results.items() if cell.reading == reading})
-        for reading in readings
-    }
+def _by_size_and_reading(results: Mapping[Cell, Result]) -> dict[tuple[str, str], Scores]:
+    found: dict[tuple[str, str], dict[Cell, Result]] = {}
+    for cell in sorted(results, key=lambda cell: (cell.size == FULL_SIZE, cell.size, cell.reading)):
+        found.setdefault((cell.size, cell.reading), {})[cell] = results[cell]
+    return {key: Scores(cells) for key, cells in found.items()}
 
 
 def _ratio_table(results: Mapping[Cell, Result], variant: str) -> Table:
-    """One row per model and reading, and the paper's below; one column per task."""
-    by_reading = _by_reading(results)
+    """One row per model, size and reading, and the paper's below; one column per task."""
+    grouped = _by_size_and_reading(results)
     tasks = [task for task in TASK_TITLES if any(cell.task == task for cell in results)]
     rivals = [name for name in TITLES if name != BASELINE and any(cell.attention == name for cell in results)]
     rows = []
     for name in rivals:
-        for reading, scores in by_reading.items():
+        for (size, reading), scores in grouped.items():
             ratios = scores.ratios(normed(variant)).groupby(["attention", "task"]).agg(mean_and_deviation)
-            rows.append([TITLES[name], reading, *(ratios.get((name, task), "-") for task in tasks)])
-        rows.append([TITLES[name], "the paper", *(f"{INSTABILITY[name][task]:.2f}" for task in tasks)])
+            if any((name, task) in ratios for task in tasks):
+                rows.append([TITLES[name], reading, size, *(ratios.get((name, task), NOTHING) for task in tasks)])
+        papers = (f"{INSTABILITY[name][task]:.2f}" for task in tasks)
+        rows.append([TITLES[name], "the paper", NOTHING, *papers])
     title = f"Instability score divided by that of softmax, f with {VARIANTS[variant]}"
-    header = ["Model", "reading", *(TASK_TITLES[task] for task in tasks)]
-    return Table(title, header, rows, "Mean and standard deviation over seeds of the mean ratio over steps.")
+    header = ["Model", "reading", "batches", *(TASK_TITLES[task] for task in tasks)]
+    note = (
+        "Mean and standard deviation over seeds of the mean ratio over steps; no deviation: one seed. Batches: "
+        "examples x tokens at most, but Pathfinder always has its 1,024."
+    )
+    return Table(title, header, rows, note)
 
 
 def _seed_table(results: Mapping[Cell, Result]) -> Table:
     """How often a Gaussian attention has a smaller score than softmax attention."""
     rows = []
-    for reading, scores in _by_reading(results).items():
+    for (size, reading), scores in _by_size_and_reading(results).items():
         for variant, title in VARIANTS.items():
             counts = []
             for name in ("kernelized", "skyformer"):
@@ -218,10 +240,10 @@ def _seed_table(results: Mapping[Cell, Result]) -> Table:
                     here = ratios[ratios.index.get_level_values("attention") == name]
                     counts.append(f"{int((here < 1).sum())} of {len(here)}")
             noise = scores.pairs["normed_noise"] / scores.pairs["normed_fresh"]
-            share = f"{100 * noise.median():.2f} %" if variant == "fresh" else "-"
-            rows.append([reading, title, *counts, share])
-    header = ["reading", "f with", *["mean of ratios", "ratio of means"] * 2, "dropout noise"]
-    groups = [("", 2), (TITLES["kernelized"], 2), (TITLES["skyformer"], 2), ("", 1)]
+            share = f"{100 * noise.median():.2f} %" if variant == "fresh" else NOTHING
+            rows.append([reading, size, title, *counts, share])
+    header = ["reading", "batches", "f with", *["mean of ratios", "ratio of means"] * 2, "dropout noise"]
+    groups = [("", 3), (TITLES["kernelized"], 2), (TITLES["skyformer"], 2), ("", 1)]
     note = (
         "Tasks and seeds in which the score is smaller than that of softmax attention. Dropout noise: the median share "
         "of the squared change of f, of all models, that two masks make without a step."
@@ -230,8 +252,12 @@ def _seed_table(results: Mapping[Cell, Result]) -> Table:
 
 
 def _figure(results: Mapping[Cell, Result]) -> Figure:
-    """Fresh masks: one panel per task, the ratio for each reading, and the paper's as a dashed line."""
-    by_reading = _by_reading(results)
+    """Fresh masks: one panel per task, the ratio for each reading, and the paper's as a dashed line. Of several sizes,
+    the one with the most cells."""
+    grouped = _by_size_and_reading(results)
+    sizes = [cell.size for cell in results]
+    largest = max(sizes, key=sizes.count, default=FULL_SIZE)
+    by_reading = {reading: scores for (size, reading), scores in grouped.items() if size == largest}
     places = {reading: place for place, reading in enumerate(by_reading)}
     panels = []
     for task in TASK_TITLES:

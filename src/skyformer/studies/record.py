@@ -211,9 +211,12 @@ def check_continues(
     record: Record[CellT, ResultT], plan: set[CellT] | None, facts: Mapping[str, Fact], path: Path
 ) -> None:
     """Check that the stored record has the same facts, and no cell outside the plan; cells may be missing. Without a
-    plan, all cells are allowed."""
+    plan, all cells are allowed, and facts that only one of the two has."""
     advice = "choose another folder with --output, or discard the saved results with --fresh"
+    both = record.facts.keys() & facts.keys()
     for name in {**record.facts, **facts}:
+        if plan is None and name not in both:
+            continue
         stored, now = record.facts.get(name), facts.get(name)
         if stored != now:
             raise InputError(f"{path} was measured with {name} {stored!r}, this command has {now!r}; {advice}")

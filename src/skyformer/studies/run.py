@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -52,6 +52,8 @@ def run_study(
     if not plan and not (study.keeps_other_cells and path.exists()):
         raise InputError(f"the options of {study.name} leave nothing to measure; one of their lists is empty")
     record = _open_record(study, plan, path, fresh)
+    if _refresh(study, record):
+        record.write(path)
     missing = [cell for cell in plan if cell not in record.cells]
     if missing:
         record.invocations.append(Invocation.now(threads))
@@ -77,8 +79,19 @@ def _open_record(
     if path.exists() and not fresh:
         record = read_record(type(study), path)
         check_continues(record, None if study.keeps_other_cells else set(plan), facts, path)
+        record.facts = {**record.facts, **facts}
     record.options = asdict(study.options)
     return record
+
+
+def _refresh(study: Study[Any, CellT, ResultT], record: Record[CellT, ResultT]) -> bool:
+    """Refresh all stored results; whether one has changed."""
+    changed = False
+    for cell, stored in record.cells.items():
+        result = study.refresh(cell, stored.result)
+        record.cells[cell] = replace(stored, result=result)
+        changed |= result != stored.result
+    return changed
 
 
 def _machine_facts() -> dict[str, Fact]:

@@ -1,15 +1,16 @@
 """Singular values of attention in a trained softmax transformer (appendix, Figure 3).
 
-On each task a trained softmax model reads a batch of test examples. From the queries, keys and values of its second
-layer, separately for each example and without padding:
+On each task a trained model, in the paper with softmax attention, reads a batch of test examples. From the queries,
+keys and values of its second layer, separately for each example and without padding:
 
 - outputs, with the heads concatenated (n, H P): softmax attention as the model computes it, and Kernelized Attention
   and Skyformer on the same Q, K, V.
 - score matrices of each head (n, n): the unnormalised A = exp(Q K^T / sqrt(P)), its row-normalised form D^-1 A, and
   the Gaussian C. Their condition numbers are the paper's explanation of why softmax trains less stably.
 
-A spectrum is divided by its largest value and averaged over examples and heads. The models are runs of the accuracy
-study, or of any preset; a missing run is trained, and an interrupted one is resumed.
+Singular values are averaged over examples and heads, as they are and divided by the largest. The models are runs of the
+accuracy study, or of any preset; a missing run is trained, and an interrupted one is resumed, unless `--no-train`
+leaves them out. A record may have models of several presets and attentions: each command adds its own to the others'.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from skyformer.errors import InputError
+from skyformer.errors import DataError, InputError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.lra.tasks import TASKS
 from skyformer.ops.kernels import GaussianKernel
@@ -71,6 +72,10 @@ class Options:
     changes: tuple[str, ...] = option(
         (), small=SMALL_TRAINING, help="Changes to the preset, as in `skyformer train --set`."
     )
+    attentions: tuple[str, ...] = option(
+        ("softmax",), help="Attentions of the trained models: softmax as in the paper, kernelized, skyformer."
+    )
+    train: bool = option(True, help="Train models that are missing, or leave them out.")
     seed: int = option(0, help="Seed of the trained models, and for test examples and landmarks.")
     runs_dir: str = option(
         "studies/accuracy/runs", small="studies/small/spectrum/runs", help="Folder of the trained models."
@@ -85,35 +90,40 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
-    """run: the name of the trained model, which ends in a digest of its settings."""
+    """run: the name of the trained model, which ends in a digest of its settings. attention: its attention. length: how
+    many tokens of each example are used, at most."""
 
     task: str
     run: str
+    preset: str
+    attention: str
+    length: int
 
 
 @dataclass(frozen=True)
 class Result:
     """One value for each of MATRICES, in that order; None for a zero matrix.
 
-    lengths: tokens of the examples. curves: mean singular values at INDEX, divided by the largest, up to the smallest
-    matrix. energy_rank: how many hold 99 % of the squared sum. visible: how many are at least 1 % of the largest.
-    effective_rank: the exponential of the entropy of the values' shares. condition: the median of the largest value
-    over the smallest, where the smallest is at least the rounding error. singular: the share of matrices whose smallest
-    value is within the rounding error. row_spread: for scores, the median of the largest over the smallest row sum.
+    lengths: tokens of the examples. trained_length: the longest that the model was trained on. curves: mean singular
+    values at INDEX, divided by the largest, up to the smallest matrix. values: the same, not divided. energy_rank: how
+    many hold 99 % of the squared sum. visible: how many are at least 1 % of the largest. effective_rank: the
+    exponential of the entropy of the values' shares. condition: the median of the largest value over the smallest,
+    where the smallest is at least the rounding error. singular: the share of matrices whose smallest value is within
+    the rounding error. row_spread: for scores, the median of the largest over the smallest row sum.
     """
 
     steps: int
     test_accuracy: float
     lengths: tuple[int, ...]
+    trained_length: int
     curves: tuple[tuple[float | None, ...], ...]
+    values: tuple[tuple[float | None, ...], ...]
     energy_rank: tuple[float | None, ...]
     visible: tuple[float | None, ...]
     effective_rank: tuple[float | None, ...]
     condition: tuple[float | None, ...]
     singular: tuple[float, ...]
     row_spread: tuple[float | None, ...]
-    values: tuple[tuple[float | None, ...], ...] = ()
-    """Mean singular values at INDEX, not divided by anything; records of earlier versions do not have them."""
 
 
 def statistics_of(matrices: Sequence[Tensor]) -> dict[str, Any]:
@@ -180,7 +190,8 @@ class Example:
         """Each of SCORES for every head: (n, n) each."""
         query, key = self.query.double(), self.key.double()
         inner = self.scale * query @ key.mT
-        # A common factor changes none of the statistics, and without it no exponential overflows.
+        # A common factor changes none of the statistics but `values`, which are only shown of outputs; without it no
+        # exponential overflows.
         A = (inner - inner.amax((-2, -1), keepdim=True)).exp()
         C = GaussianKernel().matrix(query, key, self.scale)
         return [list(A), list(torch.softmax(inner, -1)), list(C)]
@@ -222,55 +233,66 @@ def summarise(examples: Sequence[Example], landmarks: int, seed: int) -> dict[st
 class Spectrum(Study[Options, Cell, Result]):
     name = "spectrum"
     title = "Singular values of attention in trained models (appendix, Figure 3)"
+    keeps_other_cells = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         check_names("task", options.tasks, TASKS)
+        check_names("attention of this study", options.attentions, OUTPUTS)
 
     def facts(self) -> Mapping[str, Fact]:
         """Loads all data, so that missing data is reported before anything is trained."""
         from skyformer.studies.tasks import data_fact
 
         chosen = self.options
-        data = {f"{task} data": data_fact(self._data[task]) for task in chosen.tasks}
-        return {"examples": chosen.examples, "length": chosen.length, "landmarks": chosen.landmarks, **data}
+        data = {f"{task} data, preset {chosen.preset}": data_fact(self._data[task]) for task in chosen.tasks}
+        return {"examples": chosen.examples, "landmarks": chosen.landmarks, **data}
 
     def cells(self) -> Sequence[Cell]:
-        return [Cell(task, self._run_name(task)) for task in self.options.tasks]
-
-    def _run_name(self, task: str) -> str:
-        found = self._finished_run(task)
-        return self._config(task).run_name() if found is None else found.name
+        chosen, found = self.options, []
+        for task in chosen.tasks:
+            for attention in chosen.attentions:
+                run = self._finished_run(task, attention)
+                name = self._config(task, attention).run_name() if run is None else run.name
+                if run is not None or chosen.train:
+                    found.append(Cell(task, name, chosen.preset, attention, chosen.length))
+        if not found:
+            raise DataError(
+                f"--runs-dir must have finished runs of the preset {chosen.preset!r} with these changes and this seed; "
+                f"{chosen.runs_dir} has none. Finish them with `skyformer train --resume`, or leave out --no-train"
+            )
+        return found
 
     def measure(self, cell: Cell) -> Result:
         from skyformer.training.prediction import load_best_model
 
-        run = self._trained(cell.task)
+        run = self._trained(cell.task, cell.attention)
         assert run.result is not None
-        batch = draw_test_batch(self._data[cell.task], self.options.examples, self.options.length, self.options.seed)
+        batch = draw_test_batch(self._data[cell.task], self.options.examples, cell.length, self.options.seed)
         examples = read_layer(load_best_model(run), batch, LAYER)
         return Result(
             steps=run.result.steps,
             test_accuracy=run.result.test_accuracy,
             lengths=tuple(example.query.shape[1] for example in examples),
+            trained_length=run.config.task.longest,
             **summarise(examples, self.options.landmarks, self.options.seed),
         )
 
-    def _trained(self, task: str) -> Run:
+    def _trained(self, task: str, attention: str) -> Run:
         from skyformer.training import open_run, train_or_resume
 
-        found = self._finished_run(task)
+        found = self._finished_run(task, attention)
         if found is not None:
             return found
-        runs_dir = self._runs_dir(task)
-        result = train_or_resume(self._config(task), runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
+        runs_dir, config = self._runs_dir(task), self._config(task, attention)
+        result = train_or_resume(config, runs_dir=runs_dir, data_dir=self.options.data_dir, progress=False)
         return open_run(runs_dir / result.run)
 
-    def _finished_run(self, task: str) -> Run | None:
+    def _finished_run(self, task: str, attention: str) -> Run | None:
         """The finished run with these settings, of the accuracy study or of `skyformer train`, if there is one."""
         from skyformer.training import list_runs
 
-        name = self._config(task).run_name()
+        name = self._config(task, attention).run_name()
         runs = [
             run for folder in (self._runs_dir(task), Path(self.options.runs_dir)) for run in list_runs(folder, task)
         ]
@@ -282,11 +304,11 @@ class Spectrum(Study[Options, Cell, Result]):
 
         return runs_of_data(self.options.runs_dir, self._data[task])
 
-    def _config(self, task: str) -> RunConfig:
+    def _config(self, task: str, attention: str) -> RunConfig:
         from skyformer.training import load_preset
 
         chosen = self.options
-        config = load_preset(task, chosen.preset, attention="softmax", overrides=chosen.changes, seed=chosen.seed)
+        config = load_preset(task, chosen.preset, attention=attention, overrides=chosen.changes, seed=chosen.seed)
         if config.model.num_layers < LAYER:
             raise InputError(
                 f"model.num_layers must be at least {LAYER}, because layer {LAYER} is examined; got "
@@ -298,15 +320,16 @@ class Spectrum(Study[Options, Cell, Result]):
     def _data(self) -> dict[str, Task]:
         from skyformer.studies.tasks import study_data
 
-        return {task: study_data(self._config(task), self.options.data_dir) for task in self.options.tasks}
+        return {task: study_data(self._config(task, "softmax"), self.options.data_dir) for task in self.options.tasks}
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        return [*_claims(results), _output_table(results), _score_table(results), _run_table(results)]
+        tables = (_value_table, _output_table, _score_table, _run_table)
+        return [*_claims(results), *(table(results) for table in tables)]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        return [_paper_figure(results), _matrix_figure(results)] if results else []
+        return [_paper_figure(results), *_matrix_figures(results)] if results else []
 
 
 def draw_test_batch(task: Task, count: int, length: int, seed: int) -> Batch:
@@ -319,10 +342,26 @@ def draw_test_batch(task: Task, count: int, length: int, seed: int) -> Batch:
     return collate([each._replace(tokens=each.tokens[:length], second=None) for each in examples])
 
 
-def _of_tasks(results: Mapping[Cell, Result]) -> dict[str, Result]:
-    """In the order of the paper's tables."""
-    found = {cell.task: result for cell, result in results.items()}
-    return {task: found[task] for task in TASK_TITLES if task in found}
+def _ordered(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
+    """By preset as they were measured, then by task in the order of the paper's tables, then by attention."""
+    presets, tasks = list(dict.fromkeys(cell.preset for cell in results)), list(TASK_TITLES)
+    places = sorted(
+        results,
+        key=lambda cell: (presets.index(cell.preset), tasks.index(cell.task), OUTPUTS.index(cell.attention), cell.run),
+    )
+    return {cell: results[cell] for cell in places}
+
+
+def _by_preset(results: Mapping[Cell, Result]) -> dict[str, dict[Cell, Result]]:
+    found: dict[str, dict[Cell, Result]] = {}
+    for cell, result in _ordered(results).items():
+        found.setdefault(cell.preset, {})[cell] = result
+    return found
+
+
+def _title(cell: Cell) -> str:
+    """The task, and the attention that the model was trained with if it is not softmax."""
+    return TASK_TITLES[cell.task] + ("" if cell.attention == "softmax" else f", {cell.attention}")
 
 
 def _statistics(result: Result, name: str) -> list[str]:
@@ -338,11 +377,11 @@ def _matrix_table(
     results: Mapping[Cell, Result], title: str, names: Sequence[str], header: list[str], note: str
 ) -> Table:
     rows = [
-        [TASK_TITLES[task], *(text for name in names for text in _statistics(result, name))]
-        for task, result in _of_tasks(results).items()
+        [_title(cell), cell.preset, *(text for name in names for text in _statistics(result, name))]
+        for cell, result in _ordered(results).items()
     ]
-    groups = [("", 1), *((name, len(header)) for name in names)]
-    return Table(f"{title} of layer {LAYER}", ["task", *header * len(names)], rows, note, groups)
+    groups = [("", 2), *((name, len(header)) for name in names)]
+    return Table(f"{title} of layer {LAYER}", ["model", "preset", *header * len(names)], rows, note, groups)
 
 
 def _output_table(results: Mapping[Cell, Result]) -> Table:
@@ -363,32 +402,52 @@ def _score_table(results: Mapping[Cell, Result]) -> Table:
     return _matrix_table(results, "Score matrices", SCORES, header, note)
 
 
+def _value_table(results: Mapping[Cell, Result]) -> Table:
+    """Figure 3 in numbers: absolute singular values of the output of the attention that the model was trained with."""
+    shown = (1, 2, 3, 4, 8, 16, 32, 64)
+    rows = []
+    for cell, result in _ordered(results).items():
+        values = dict(zip(INDEX, result.values[MATRICES.index(cell.attention)], strict=True))
+        rows.append([_title(cell), cell.preset, *(number(values[index]) for index in shown)])
+    title = f"Singular values of the attention output of layer {LAYER}, by index"
+    return Table(title, ["model", "preset", *map(str, shown)], rows, "Means over the batch, not divided by anything.")
+
+
 def _run_table(results: Mapping[Cell, Result]) -> Table:
-    names = {cell.task: cell.run for cell in results}
     rows = [
         [
-            TASK_TITLES[task],
-            names[task],
+            _title(cell),
+            cell.preset,
+            cell.run,
             f"{r.steps:,}",
+            f"{r.trained_length:,}",
             f"{100 * r.test_accuracy:.1f}",
             f"{min(r.lengths):,} to {max(r.lengths):,}",
         ]
-        for task, r in _of_tasks(results).items()
+        for cell, r in _ordered(results).items()
     ]
-    return Table("The trained models", ["task", "run", "steps", "test accuracy (%)", "tokens"], rows)
+    header = ["model", "preset", "run", "steps", "longest in training", "test accuracy (%)", "tokens examined"]
+    return Table("The trained models", header, rows)
 
 
 def _claims(results: Mapping[Cell, Result]) -> list[Table]:
-    """The paper's conclusions, as far as their tasks were measured."""
-    by_task = _of_tasks(results)
+    """The paper's conclusions, as far as the tasks were measured with softmax models of one preset."""
     rows = []
-    if {"retrieval", "pathfinder", "text", "listops"} <= by_task.keys():
-        for slow in ("retrieval", "pathfinder"):
-            rows += [_slower(by_task, slow, fast) for fast in ("text", "listops")]
-    for softmax in ("A", "D^-1 A"):
-        rows += [_better_condition(TASK_TITLES[task], result, softmax) for task, result in by_task.items()]
+    for preset, models in _by_preset(results).items():
+        by_task = {cell.task: result for cell, result in models.items() if cell.attention == "softmax"}
+        claims = [
+            _slower(by_task, slow, fast)
+            for slow in ("retrieval", "pathfinder")
+            for fast in ("text", "listops")
+            if slow in by_task and fast in by_task
+        ]
+        for softmax in ("A", "D^-1 A"):
+            claims += [_better_condition(TASK_TITLES[task], result, softmax) for task, result in by_task.items()]
+        rows += [[claim, preset, *rest] for claim, *rest in claims]
     note = "Outputs: effective rank of softmax attention. Scores: condition numbers, with a > as below."
-    return [Table("The paper's conclusions", ["claim", "first", "second", "holds"], rows, note)] if rows else []
+    return (
+        [Table("The paper's conclusions", ["claim", "preset", "first", "second", "holds"], rows, note)] if rows else []
+    )
 
 
 def _slower(by_task: Mapping[str, Result], slow: str, fast: str) -> list[str]:
@@ -413,32 +472,39 @@ def _line(label: str, curve: Sequence[float | None]) -> Series:
 
 
 def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Figure 3: the output of softmax attention, one line for each of the paper's four tasks. Records of earlier
-    versions have only values divided by the largest, and show all tasks."""
-    by_task = _of_tasks(results)
-    four = {task: result for task, result in by_task.items() if task in PAPER_TASKS and result.values}
-    absolute = bool(four) and all(result.values for result in by_task.values())
-    label = "singular value" if absolute else "singular value / largest"
-    lines = [
-        _line(TASK_TITLES[task], result.values[0] if absolute else result.curves[0])
-        for task, result in (four if absolute else by_task).items()
-    ]
-    panel = Panel(f"output of layer {LAYER}", "index", label, lines, y_log=True)
-    return Figure("figure", "Singular values of softmax attention's output", [panel], columns=1)
-
-
-def _matrix_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Outputs in the first row and score matrices in the second, one column per task."""
-    by_task = _of_tasks(results)
+    """Figure 3: the output of the attention that a model was trained with, as absolute values; one line for each model
+    of the paper's four tasks, one panel per preset."""
     panels = []
-    for names, what in ((OUTPUTS, "output"), (SCORES, "scores")):
-        for task, result in by_task.items():
-            lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
-            title = f"{TASK_TITLES[task]}, {what}"
-            panels.append(Panel(title, "index", "singular value / largest", lines, x_log=True, y_log=True))
-    note = (
-        f"Outputs of layer {LAYER}: softmax and kernelized mostly coincide. Scores: A before and D^-1 A after the "
-        "normalisation of softmax attention, C of Kernelized Attention."
+    for preset, models in _by_preset(results).items():
+        lines = [
+            _line(_title(cell), result.values[MATRICES.index(cell.attention)])
+            for cell, result in models.items()
+            if cell.task in PAPER_TASKS
+        ]
+        if lines:
+            panels.append(Panel(f"preset {preset}", "index", "singular value", lines, y_log=True))
+    return Figure(
+        "figure", f"Singular values of the attention output of layer {LAYER}", panels, columns=len(panels) or 1
     )
-    title = "Singular values on the same Q, K, V"
-    return Figure("matrices", title, panels, max(2, len(by_task)), note, direct=False, same_y=True)
+
+
+MATRIX_NOTE = (
+    f"Outputs of layer {LAYER}: softmax and kernelized mostly coincide. Scores: A before and D^-1 A after the "
+    "normalisation of softmax attention, C of Kernelized Attention."
+)
+
+
+def _matrix_figures(results: Mapping[Cell, Result]) -> list[Figure]:
+    """For each preset: outputs in the first row and score matrices in the second, one column per model."""
+    found = []
+    for preset, models in _by_preset(results).items():
+        panels = []
+        for names, what in ((OUTPUTS, "output"), (SCORES, "scores")):
+            for cell, result in models.items():
+                lines = [_line(name, result.curves[MATRICES.index(name)]) for name in names]
+                title = f"{_title(cell)}, {what}"
+                panels.append(Panel(title, "index", "singular value / largest", lines, x_log=True, y_log=True))
+        title = f"Singular values on the same Q, K, V, preset {preset}"
+        columns = max(2, len(models))
+        found.append(Figure(f"matrices_{preset}", title, panels, columns, MATRIX_NOTE, direct=False, same_y=True))
+    return found
