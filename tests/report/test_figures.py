@@ -83,6 +83,7 @@ class TestTicks:
 
 def test_names_keep_their_order_and_a_distance() -> None:
     assert spread_apart([0.1, 0.5], 0.1) == [0.1, 0.5]
+    assert spread_apart([0.9, 0.95, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
     moved = spread_apart([0.5, 0.5, 0.52, 0.9], 0.1)
     assert moved == sorted(moved)
     assert min(b - a for a, b in pairwise(moved)) == pytest.approx(0.1)

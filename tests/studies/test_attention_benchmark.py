@@ -94,8 +94,9 @@ def test_tables_and_figures_show_every_contender_at_every_length(tmp_path: Path)
     sdpa, ours = results[next(iter(results))].rows
     assert table.rows[0][4] == "1.00x"
     assert table.rows[1][4] == f"{min(sdpa.step_seconds) / min(ours.step_seconds):.2f}x"
-    (figure,) = AttentionBenchmark.figures(results)
+    figure, error = AttentionBenchmark.figures(results)
     assert {series.label for panel in figure.panels for series in panel.series} == {"sdpa", "skyformer"}
+    assert (figure.name, error.name) == ("figure", "error")
 
 
 @pytest.mark.usefixtures("without_processes")
@@ -127,6 +128,16 @@ def test_peers_are_left_out_at_lengths_that_they_cannot_do(length: int, left_out
     row = Row("sdpa", (), (1.0,), 1, 1, None)
     (table,) = AttentionBenchmark.tables({Cell(length, left_out=reasons): Result((row,))})
     assert all(reason in table.note for reason in reasons)
+
+
+def test_layers_are_drawn_apart_because_they_include_projections() -> None:
+    row = Row("skyformer", (), (1.0,), 1, 1, 0.1)
+    names = ("skyformer layer", "nystrom-attention", "performer-pytorch", "transformers BigBird")
+    rows = (row, *(replace(row, name=name) for name in names))
+    figure, layers, _ = AttentionBenchmark.figures({Cell(96): Result(rows)})
+    assert {series.label for series in figure.panels[0].series} == {"skyformer", "performer-pytorch"}
+    assert {series.label for series in layers.panels[0].series} == {*names} - {"performer-pytorch"}
+    assert AttentionBenchmark.figures({}) == []
 
 
 def test_without_any_peer_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

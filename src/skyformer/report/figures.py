@@ -468,15 +468,20 @@ _EARLY = 0.6
 """A line that ends before this share of the width is named where it ends."""
 
 
-def spread_apart(places: Sequence[float], gap: float) -> list[float]:
-    """Ascending places moved as little as needed to be `gap` apart: each group that collides keeps its centre."""
+def spread_apart(places: Sequence[float], gap: float, top: float = 1.0) -> list[float]:
+    """Ascending places moved as little as needed to be `gap` apart: each group that collides keeps its centre, unless
+    its last would be above `top`."""
     groups: list[list[float]] = []
     for place in places:
         groups.append([place])
         while len(groups) > 1 and _bottom(groups[-1], gap) < _bottom(groups[-2], gap) + gap * len(groups[-2]):
             last = groups.pop()
             groups[-1] += last
-    return [_bottom(group, gap) + gap * nth for group in groups for nth in range(len(group))]
+    moved = [_bottom(group, gap) + gap * nth for group in groups for nth in range(len(group))]
+    for nth in reversed(range(len(moved))):
+        moved[nth] = min(moved[nth], top)
+        top = moved[nth] - gap
+    return moved
 
 
 def _bottom(group: Sequence[float], gap: float) -> float:

@@ -25,6 +25,7 @@ from skyformer.functional import kernelized_attention, skyformer_attention, soft
 from skyformer.model import SequenceClassifier
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak
 from skyformer.report.figures import Figure, Mark, Panel, Series, draw_figure
+from skyformer.report.ticks import Unit
 
 LENGTHS = (1024, 4096, 16384, 65536)
 LIMIT_SECONDS = 10.0
@@ -221,15 +222,15 @@ def _test(model: SequenceClassifier, length: int) -> float:
 def speed_figure(timings: Sequence[Timing]) -> Figure:
     """Seconds and memory against the length."""
     panels = []
-    for title, label, value in (
-        ("time", "seconds per step", lambda timing: timing.seconds),
-        ("memory", "MB added by a step", lambda timing: timing.added_bytes / 1e6),
+    for title, unit, value in (
+        ("Time of a step", Unit.SECONDS, lambda timing: timing.seconds),
+        ("Memory added by a step", Unit.BYTES, lambda timing: timing.added_bytes),
     ):
         series = []
         for name in ATTENTIONS:
             own = [timing for timing in timings if timing.attention == name and timing.seconds is not None]
             series.append(Series(name, [timing.length for timing in own], [value(timing) for timing in own]))
-        panels.append(Panel(title, "sequence length (tokens)", label, series, x_log=True, y_log=True))
+        panels.append(Panel(title, "tokens", "", series, x_log=True, y_log=True, y_unit=unit))
     note = "Attention alone, forward and backward, 2 heads of 32, float32. softmax is PyTorch's SDPA."
     return Figure("speed", "Attention alone against the sequence length", panels, note=note)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import signal
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from skyformer.functional import kernelized_attention, softmax_attention
 from skyformer.processes import peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
 from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.tables import NOTHING, Table, number
+from skyformer.report.ticks import Unit
 from skyformer.studies.base import OptionsT, Study, option
 from skyformer.studies.benchmarks.contenders import (
     AUTHORS,
@@ -200,12 +201,28 @@ class AttentionBenchmark(ContenderStudy[Options]):
 
     @classmethod
     def figures(cls, results: Results) -> Sequence[Figure]:
-        panels = [
-            _panel(results, "time", "forward and backward (s)", lambda row: min(row.step_seconds)),
-            _panel(results, "memory", "memory added (MB)", lambda row: row.added_bytes / 1e6),
-            _panel(results, "error", "relative error against exact attention", lambda row: row.error),
-        ]
-        return [Figure("figure", f"Attention, {_describe(results)}", [panel for panel in panels if panel.series])]
+        """Functions and layers in figures of their own, because layers include projections; the error in a third."""
+        if not results:
+            return []
+        layers = {row.name for cell in results for row in results[cell].rows if _is_layer(row.name)}
+        functions = {row.name for cell in results for row in results[cell].rows} - layers
+        setting = _describe(results)
+        drawn = [Figure("figure", f"Attention alone, {setting}", _cost_panels(results, functions), columns=2)]
+        if layers:
+            drawn.append(Figure("layers", f"Whole layers, {setting}", _cost_panels(results, layers), columns=2))
+        error = _panel(results, functions, "Error", lambda row: row.error, y_label="relative error")
+        return [*drawn, Figure("error", f"Error against exact attention, {setting}", [error], columns=1)]
+
+
+def _is_layer(name: str) -> bool:
+    return name.endswith(" layer") or any(peer.layer for peer in PEERS if peer.name == name)
+
+
+def _cost_panels(results: Results, names: Collection[str]) -> list[Panel]:
+    return [
+        _panel(results, names, "Time, forward and backward", lambda row: min(row.step_seconds), unit=Unit.SECONDS),
+        _panel(results, names, "Memory added", lambda row: row.added_bytes, unit=Unit.BYTES),
+    ]
 
 
 def _time_interleaved(contenders: Sequence[Contender], cell: Cell) -> dict[str, list[tuple[float, float]]]:
@@ -285,7 +302,8 @@ def approximation_error(contender: Contender, shape: Shape) -> float | None:
     q, k, v = shape.draw()
     out = contender.build(shape)(q, k, v)
     rows = torch.linspace(0, shape.length - 1, min(ROWS_FOR_ERROR, shape.length)).long()
-    exact = kernelized_attention if contender.name in ("kernelized", "skyformer") else softmax_attention
+    gaussian = contender.name in ("kernelized", "skyformer", AUTHORS)
+    exact = kernelized_attention if gaussian else softmax_attention
     expected = exact(q[:, :, rows].double(), k.double(), v.double())
     return significant(relative_error(out[:, :, rows], expected))
 
@@ -354,15 +372,22 @@ def _ours(peer: Contender) -> str:
     return f"{peer.rival} layer" if peer.layer else str(peer.rival)
 
 
-def _panel(results: Results, title: str, label: str, value: Callable[[Row], float | None]) -> Panel:
+def _panel(
+    results: Results,
+    names: Collection[str],
+    title: str,
+    value: Callable[[Row], float | None],
+    y_label: str = "",
+    unit: Unit = Unit.NUMBER,
+) -> Panel:
     points: dict[str, list[tuple[int, float]]] = {}
     for cell, result in results.items():
         for row in result.rows:
             y = value(row)
-            if y is not None and y > 1e-12:
+            if row.name in names and y is not None and y > 1e-12:
                 points.setdefault(row.name, []).append((cell.length, y))
     series = [Series(name, [x for x, _ in each], [y for _, y in each]) for name, each in points.items()]
-    return Panel(title, "tokens", label, series, x_log=True, y_log=True)
+    return Panel(title, "tokens", y_label, series, x_log=True, y_log=True, y_unit=unit)
 
 
 def _check_device(device: str) -> None:
