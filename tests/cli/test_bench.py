@@ -20,7 +20,9 @@ def test_attention_leaves_results_tables_and_figures(
     bench: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyformer.report.figures.FORMATS", ("svg",))
-    monkeypatch.setattr(attention, "measure_fresh", lambda name, shape: attention.measure_here(name, vars(shape), 1))
+    monkeypatch.setattr(
+        attention, "measure_fresh", lambda name, shape, *_: attention.measure_here(name, vars(shape), 1)
+    )
     small = ["--lengths", "64", "--landmarks", "16", "--head-dim", "8", "--repeats", "1", "--threads", "1"]
     done = bench("attention", *small, "--output", tmp_path)
     assert done.code == 0, done.errors

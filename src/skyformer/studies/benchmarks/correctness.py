@@ -22,7 +22,7 @@ from skyformer.studies.benchmarks.contenders import Contender, Shape, Workload
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 2e-2}
 
 ITERATION_TOLERANCE = 0.05
-"""For the authors' code: two to four times what was found on the inputs of the benchmark."""
+"""For the authors' code: four times the 1.3 % that were found at 768 tokens of the benchmark's inputs."""
 
 
 class IncorrectError(SkyformerError):
