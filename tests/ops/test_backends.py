@@ -12,7 +12,7 @@ from torch import Tensor
 
 import skyformer
 from skyformer.errors import UnknownNameError, UnsupportedError
-from skyformer.ops import backends, triton_products
+from skyformer.ops import backends, triton_launches
 from skyformer.ops.backends import backend_of, chosen_backend
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
@@ -107,7 +107,7 @@ def test_tensors_on_the_wrong_device_are_refused(monkeypatch: pytest.MonkeyPatch
         backend_of(torch.device("cuda"))
     with skyformer.use_backend("triton"), refused(UnsupportedError, "'triton'", "GPUs only", "mps"):
         backend_of(torch.device("mps"))
-    monkeypatch.setattr(triton_products, "interpreting", lambda: False)
+    monkeypatch.setattr(triton_launches, "interpreting", lambda: False)
     x = torch.randn(1, 1, 4, 16)
     with skyformer.use_backend("triton"), refused(UnsupportedError, "'triton'", "TRITON_INTERPRET", "CPU"):
         skyformer.kernel_product(x, x, x)
