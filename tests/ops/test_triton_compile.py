@@ -20,15 +20,27 @@ DOTS = {"r": 2, "t": 3, "rt": 4, "long": 5, "thin": 5}
 """Matrix products of a pass; a precise result takes one more."""
 
 
-def check(report: Report) -> None:
+def problems(report: Report) -> list[str]:
+    """What the compiler's report says against the launch settings."""
     target, dtype, name = (report.case[key] for key in ("target", "dtype", "name"))
-    assert report.shared <= (AMD_SHARED_MEMORY if target == "gfx942" else SHARED_MEMORY), report
+    found = []
+    if report.shared > (AMD_SHARED_MEMORY if target == "gfx942" else SHARED_MEMORY):
+        found.append("too much shared memory")
     if target in ("sm_80", "sm_90"):
-        assert report.stack == 0, report
-        if report.config["num_warps"] == 4:
-            assert report.blocks_per_multiprocessor() >= 2, report
+        if report.stack > 0:
+            found.append("registers are spilled")
+        if report.config["num_warps"] == 4 and report.blocks_per_multiprocessor() < 2:
+            found.append("one block per multiprocessor")
     if dtype != "float32" and name != "norms":
-        assert report.matrix_instructions >= DOTS[name] + (report.case["precise"] and "r" in name), report
+        dots = DOTS[name] + (report.case["precise"] and name != "t")
+        if report.matrix_instructions < dots:
+            found.append(f"fewer than {dots} matrix instructions")
+    return found
+
+
+def check(cases: list[Case]) -> None:
+    reports = compile_cases(cases)
+    assert [(found, report) for report in reports if (found := problems(report))] == []
 
 
 def passes(target: str, dtype: str) -> list[Case]:
@@ -71,8 +83,7 @@ def test_one_head_dim_on_every_target() -> None:
     cases += [Case("sm_80", "rt", 64, "float16"), Case("sm_90", "long", 128, "float16", precise=True)]
     cases += [Case("sm_90", "t", 256, "float32"), Case("sm_80", "long", 32, "float32")]
     cases += [Case("sm_80", "norms", 48, "float32")]
-    for report in compile_cases(cases):
-        check(report)
+    check(cases)
 
 
 @pytest.mark.slow
@@ -80,8 +91,7 @@ def test_one_head_dim_on_every_target() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_configuration(dtype: str, target: str) -> None:
-    for report in compile_cases(variants(target, dtype)):
-        check(report)
+    check(variants(target, dtype))
 
 
 @pytest.mark.slow
@@ -90,12 +100,11 @@ def test_every_configuration(dtype: str, target: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_head_dims_that_are_no_powers_of_two(dtype: str, target: str) -> None:
     sizes = ((24, 40), (80, 48), (96, 128), (64, 256), (192, 192))
-    for report in compile_cases(
+    check(
         [
             Case(target, name, dim, dtype, value_dim=values)
             for name in PASSES
             for dim, values in sizes
             if available(name, max(dim, values), dtype)
         ]
-    ):
-        check(report)
+    )
