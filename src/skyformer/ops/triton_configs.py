@@ -54,10 +54,10 @@ HALF_CONFIGS = {
     ("rt", 128): Config(64, 32, 8, 2),
     ("rt", 256): Config(32, 32, 8, 1),
     ("long", 16): Config(64, 64, 4, 2),
-    ("long", 32): Config(64, 64, 4, 2),
+    ("long", 32): Config(64, 32, 4, 1),
     ("long", 64): Config(64, 32, 4, 1),
     ("long", 128): Config(32, 64, 8, 1),
-    ("long", 256): Config(32, 32, 8, 1),
+    ("long", 256): Config(32, 16, 8, 1),
     ("thin", 16): Config(64, 64, 4, 2),
     ("thin", 32): Config(64, 64, 4, 2),
     ("thin", 64): Config(64, 32, 4, 1),
@@ -68,6 +68,7 @@ HALF_CONFIGS = {
 PRECISE_CONFIGS = {
     ("r", 256): Config(32, 32, 8, 1),
     ("rt", 128): Config(32, 32, 4, 2),
+    ("long", 64): Config(32, 32, 4, 2),
 }
 """Where the second product of a float32 result in half precision needs smaller blocks."""
 
@@ -81,7 +82,7 @@ FLOAT32_CONFIGS = {
     ("t", 32): Config(32, 32, 4, 1),
     ("t", 64): Config(32, 32, 8, 1),
     ("t", 128): Config(16, 16, 8, 1),
-    ("t", 256): Config(32, 32, 4, 1),
+    ("t", 256): Config(16, 32, 4, 1),
     ("rt", 16): Config(32, 32, 4, 2),
     ("rt", 32): Config(32, 32, 4, 2),
     ("rt", 64): Config(16, 32, 4, 1),
@@ -89,10 +90,10 @@ FLOAT32_CONFIGS = {
     ("rt", 256): Config(32, 32, 8, 1),
     ("long", 16): Config(32, 32, 4, 1),
     ("long", 32): Config(32, 32, 4, 1),
-    ("long", 64): Config(32, 16, 8, 1),
+    ("long", 64): Config(16, 32, 8, 1),
     ("long", 128): Config(16, 16, 8, 1),
     ("thin", 16): Config(32, 32, 4, 1),
-    ("thin", 32): Config(32, 32, 4, 1),
+    ("thin", 32): Config(32, 32, 8, 1),
     ("thin", 64): Config(32, 16, 8, 1),
     ("thin", 128): Config(16, 16, 8, 1),
 }
