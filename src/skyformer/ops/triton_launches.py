@@ -150,7 +150,7 @@ class Sides:
         config = self.config("thin" if long.r is None else "long", b.values.shape[-1], precise_r)
         if config is None or self.y.shape[2] > LARGEST_THIN_SIDE:
             return False
-        launch = _GradientsLaunch.of(self, config)
+        launch = GradientsLaunch.of(self, config)
         written = Outputs(*(_like(each, 1, not self.as_bfloat16) for each in (long.r, long.t)))
         sums = Outputs(*(None if each is None else launch.thin_sums(each) for each in (thin.r, thin.t)))
         launch.run(self, a, b, precise_r, written, sums)
@@ -258,7 +258,7 @@ class _RowsLaunch:
 
 
 @dataclass(frozen=True)
-class _GradientsLaunch:
+class GradientsLaunch:
     """One launch of `gaussian_gradients`, with the long side divided into splits."""
 
     config: Config
@@ -266,13 +266,13 @@ class _GradientsLaunch:
     rows_per_split: int
 
     @staticmethod
-    def of(sides: Sides, config: Config) -> _GradientsLaunch:
+    def of(sides: Sides, config: Config) -> GradientsLaunch:
         batch, heads, num_rows, _ = sides.x.shape
         # Every split stores and later reads the sums of the thin side, so it should be long, unless programs are few.
         enough = min(-(-_ENOUGH_PROGRAMS // (batch * heads)), -(-num_rows // LARGEST_BLOCK))
         many = min(-(-_MANY_PROGRAMS // (batch * heads)), -(-num_rows // (4 * LARGEST_BLOCK)))
         rows = -(-num_rows // (max(enough, many) * LARGEST_BLOCK)) * LARGEST_BLOCK
-        return _GradientsLaunch(config, -(-num_rows // rows), rows)
+        return GradientsLaunch(config, -(-num_rows // rows), rows)
 
     def thin_sums(self, out: Tensor) -> Tensor:
         """Memory for the sums of all splits, padded to whole blocks: (splits, B, H, padded d, padded width)."""
