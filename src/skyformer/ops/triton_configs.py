@@ -55,7 +55,7 @@ HALF_CONFIGS = {
     ("rt", 256): Config(32, 32, 8, 1),
     ("long", 16): Config(64, 64, 4, 2),
     ("long", 32): Config(64, 32, 4, 1),
-    ("long", 64): Config(64, 32, 4, 1),
+    ("long", 64): Config(32, 64, 4, 1),
     ("long", 128): Config(32, 64, 8, 1),
     ("long", 256): Config(32, 16, 8, 1),
     ("thin", 16): Config(64, 64, 4, 2),
