@@ -72,6 +72,15 @@ PRECISE_CONFIGS = {
 }
 """Where the second product of a float32 result in half precision needs smaller blocks."""
 
+RAGGED_CONFIGS = {
+    ("rt", 128): Config(32, 32, 4, 2),
+    ("long", 32): Config(32, 32, 4, 1),
+    ("long", 64): Config(32, 32, 4, 1),
+    ("thin", 32): Config(32, 64, 4, 1),
+    ("thin", 64): Config(32, 32, 4, 2),
+}
+"""Where the masks of head dims that are no powers of two do."""
+
 FLOAT32_CONFIGS = {
     ("r", 16): Config(64, 32, 4, 2),
     ("r", 32): Config(32, 32, 4, 2),
@@ -93,7 +102,7 @@ FLOAT32_CONFIGS = {
     ("long", 64): Config(16, 32, 8, 1),
     ("long", 128): Config(16, 16, 8, 1),
     ("thin", 16): Config(32, 32, 4, 1),
-    ("thin", 32): Config(32, 32, 8, 1),
+    ("thin", 32): Config(32, 16, 8, 1),
     ("thin", 64): Config(32, 16, 8, 1),
     ("thin", 128): Config(16, 16, 8, 1),
 }
@@ -112,7 +121,11 @@ def choose_config(
 ) -> Config | None:
     """The settings for a pass that computes `outputs`, with smaller blocks where there are fewer rows or columns, or
     None if the pass is not available. Warps of AMD GPUs have twice as many threads, so four are enough."""
-    table = FLOAT32_CONFIGS if dtype == torch.float32 else {**HALF_CONFIGS, **(PRECISE_CONFIGS if precise_r else {})}
+    table = FLOAT32_CONFIGS if dtype == torch.float32 else HALF_CONFIGS
+    if dtype != torch.float32 and precise_r:
+        table = table | PRECISE_CONFIGS
+    if dtype != torch.float32 and any(padded(size) != size for size in (head_dim, value_dim)):
+        table = table | RAGGED_CONFIGS
     config = table.get((outputs, padded(max(head_dim, value_dim))))
     if config is None:
         return None
