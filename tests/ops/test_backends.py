@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import skyformer
 from skyformer.errors import UnknownNameError, UnsupportedError
-from skyformer.ops import backends, triton_products
+from skyformer.ops import backends, triton_launches
 from skyformer.ops.backends import backend_of, chosen_backend
 from tests.helpers import assert_same_with_gradients, refused, scattered_mask
 
@@ -107,7 +108,7 @@ def test_tensors_on_the_wrong_device_are_refused(monkeypatch: pytest.MonkeyPatch
         backend_of(torch.device("cuda"))
     with skyformer.use_backend("triton"), refused(UnsupportedError, "'triton'", "GPUs only", "mps"):
         backend_of(torch.device("mps"))
-    monkeypatch.setattr(triton_products, "interpreting", lambda: False)
+    monkeypatch.setattr(triton_launches, "interpreting", lambda: False)
     x = torch.randn(1, 1, 4, 16)
     with skyformer.use_backend("triton"), refused(UnsupportedError, "'triton'", "TRITON_INTERPRET", "CPU"):
         skyformer.kernel_product(x, x, x)
@@ -132,6 +133,19 @@ def test_the_interpreter_does_not_tune() -> None:
         assert chosen_backend().autotune
         tuned = skyformer.kernel_product(x, x, x)
     torch.testing.assert_close(tuned, skyformer.kernel_product(x, x, x))
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.3}, {"kernel": "matern"}], ids=lambda options: next(iter(options)))
+def test_triton_leaves_dropout_and_other_kernels_to_the_portable_product(options: dict[str, Any]) -> None:
+    pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be tested")
+    inputs = tuple(torch.randn(1, 2, 20, 16) for _ in range(3))
+
+    def run(backend: str) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        with skyformer.use_backend(backend):
+            return skyformer.kernelized_attention(*inputs, generator=generator, **options)
+
+    assert torch.equal(run("triton"), run("torch"))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +12,15 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 import skyformer
+from skyformer.ops import triton_launches
 from skyformer.ops.products import dense_kernel_product
-from skyformer.ops.triton_products import LARGEST_HEAD_DIM, triton_product
+from skyformer.ops.triton_products import triton_product
 from skyformer.testing.suite import backward, relative_error
 from tests.helpers import authors_outputs, reference_error, scattered_mask
 
 pytest.importorskip("triton", reason="triton is not installed, so its kernels cannot be tested")
+
+from skyformer.ops import triton_kernels
 
 SCALE = 0.2
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
@@ -79,13 +84,80 @@ def test_causal(length: int, size: int) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("features", [16, 33, 64, 80, 128, 192, 256])
 def test_full_grid(features: int, masked: bool, causal: bool, dtype: torch.dtype) -> None:
-    if features > LARGEST_HEAD_DIM[dtype]:
-        pytest.skip(f"{dtype} has no kernel for a head dim of {features}")
     for length, size, values, heads_last in ((1, 300, 16, True), (63, 65, 100, False), (257, 128, 64, True)):
         # Distances as at a head dim of 16: with larger ones a lone kernel value is below the normal range of float16.
         inputs = draw((2, 2, length, size, features, values), dtype, (16 / features) ** 0.5, heads_last)
         mask = scattered_mask(2, size) if masked else None
         assert max(errors(inputs, mask, causal)) < TOLERANCE[dtype], (length, size, values, heads_last)
+
+
+def test_float32_in_parts_of_the_features() -> None:
+    assert max(errors(draw((1, 1, 20, 40, 200, 70), torch.float32, 0.3), None, False)) < 2e-6
+    assert max(errors(draw((1, 2, 40, 35, 20, 130), torch.float32), scattered_mask(1, 35), True)) < 2e-6
+
+
+def recorded_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are launched from here on."""
+    names: list[str] = []
+    start = triton_launches.launch
+
+    def launch(kernel: Any, *args: Any) -> None:
+        names.append(kernel.__name__)
+        start(kernel, *args)
+
+    monkeypatch.setattr(triton_launches, "launch", launch)
+    return names
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_one_launch_computes_all_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = recorded_launches(monkeypatch)
+    for length, size in ((20, 150), (150, 20)):
+        assert max(errors(draw((1, 1, length, size, 16, 24), dtype), scattered_mask(1, size), False)) < TOLERANCE[dtype]
+    assert names == ["gaussian_rows", "gaussian_gradients"] * 2
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_two_long_sides_take_two_launches(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = recorded_launches(monkeypatch)
+    monkeypatch.setattr(triton_launches, "LARGEST_THIN_SIDE", 30)
+    assert max(errors(draw((1, 1, 40, 35, 16, 24), dtype), scattered_mask(1, 35), False)) < TOLERANCE[dtype]
+    assert names == ["gaussian_rows"] * 3
+
+
+def test_skyformer_launches_two_kernels_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = recorded_launches(monkeypatch)
+    inputs = draw((1, 2, 60, 60, 16, 16), torch.bfloat16)
+    out = skyformer_by_triton(*inputs)
+    assert names == ["gaussian_rows"] * 2
+    backward(out, inputs)
+    assert names[2:] == ["gaussian_gradients"] * 2
+
+
+def test_autotune_takes_the_fastest_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw((1, 1, 20, 24, 16, 16), torch.float32)
+    expected = triton_product(*inputs, None, False, SCALE)
+    gradients = backward(expected, inputs)
+    monkeypatch.setattr(triton_launches, "measures", lambda autotune: autotune)
+    fastest = {triton_kernels.gaussian_rows: 30, triton_kernels.gaussian_gradients: 50}
+    tuners = {kernel: triton_kernels.tuned(kernel) for kernel in fastest}
+    calls = dict.fromkeys(fastest, 0)
+    for kernel, tuner in tuners.items():
+
+        def benchmark(run: Callable[[], None], quantiles: object, kernel: Any = kernel) -> list[float]:
+            run()
+            calls[kernel] += 1
+            return [float(calls[kernel] != fastest[kernel])] * 3
+
+        monkeypatch.setitem(tuner.__dict__, "do_bench", benchmark)
+        monkeypatch.setattr(tuner, "cache", {})
+    for _ in range(2):
+        out = triton_product(*inputs, None, False, SCALE, autotune=True)
+        for found, wanted in zip((out, *backward(out, inputs)), (expected, *gradients), strict=True):
+            torch.testing.assert_close(found, wanted)
+    for kernel, tuner in tuners.items():
+        assert calls[kernel] == len(tuner.configs)
+        assert tuner.best_config is tuner.configs[fastest[kernel] - 1]
 
 
 def test_outputs_and_gradients_are_stored_as_their_inputs() -> None:
