@@ -107,11 +107,16 @@ def test_later_changes_are_checked_when_the_config_is_used(tmp_path: Path) -> No
     assert not (tmp_path / "config.json").exists()
 
 
-def test_output_attentions_needs_an_attention_with_weights() -> None:
-    with refused(UnsupportedError, "output_attentions", "'config'", "eager"):
-        small_config(output_attentions=True)
-    config = small_config()
-    with refused(UnsupportedError, "output_attentions", "eager"):
+def test_output_attentions_needs_an_attention_with_weights(tmp_path: Path) -> None:
+    config = small_config(attn_implementation="sdpa")
+    with refused(UnsupportedError, "output_attentions", "'sdpa'", "'config'", "'eager'"):
         config.output_attentions = True
+    with refused(UnsupportedError, "output_attentions", "'sdpa'"):
+        small_config(output_attentions=True, attn_implementation="sdpa")
+    config = small_config(output_attentions=True)
     assert config._attn_implementation is None
+    model = SkyformerModel(config)
+    assert model.config._attn_implementation == "config"
+    model.save_pretrained(tmp_path)
+    assert SkyformerModel.from_pretrained(tmp_path).config.output_attentions
     assert small_config(output_attentions=True, attn_implementation="eager").output_attentions

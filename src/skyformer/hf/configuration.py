@@ -100,7 +100,7 @@ class SkyformerConfig(PreTrainedConfig):
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether models return attention weights, which only `attn_implementation="eager"` computes."""
+        """Whether models return attention weights, which every `attn_implementation` except "sdpa" computes."""
         return self._output_attentions
 
     @output_attentions.setter
@@ -112,7 +112,12 @@ class SkyformerConfig(PreTrainedConfig):
     def validate(self) -> None:
         """Raises an `InputError` if a setting cannot be used."""
         check_weights_exist(self.output_attentions, self._attn_implementation)
-        super().validate()  # type: ignore[misc]
+        # The library's own check would accept weights from "eager" only.
+        wanted, self._output_attentions = self._output_attentions, False
+        try:
+            super().validate()  # type: ignore[misc]
+        finally:
+            self._output_attentions = wanted
         for name in _AT_LEAST_ONE:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("type_vocab_size", self.type_vocab_size, 0)
@@ -172,8 +177,8 @@ class SkyformerConfig(PreTrainedConfig):
 
 def check_weights_exist(wanted: bool | None, implementation: str | None) -> None:
     """Raises if attention weights are wanted from an implementation that never computes them."""
-    if wanted and implementation in (None, CONFIG_ATTENTION, "sdpa"):
+    if wanted and implementation == "sdpa":
         raise UnsupportedError(
-            f"output_attentions must be False with attn_implementation={implementation or CONFIG_ATTENTION!r}, which "
-            "never computes the weights; set_attn_implementation('eager') returns those of softmax attention instead"
+            "output_attentions must be False with attn_implementation='sdpa', which never computes the weights; use "
+            "'config', which returns those of the config's attention, or 'eager' for those of softmax attention"
         )

@@ -12,6 +12,7 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from skyformer.errors import InputError, ShapeError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
+from skyformer.hf.functions import wants_weights, with_weights
 from skyformer.model.encoder import forked_random_stream
 
 
@@ -114,12 +115,17 @@ class SkyformerSelfAttention(nn.Module):
         self.project_out = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """x (B, n, hidden_size) to the same shape, and the attention weights if the implementation computes them."""
+        """x (B, n, hidden_size) to the same shape, and the attention weights (B, H, n, n) if they are requested."""
         sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
-        implementation, weights = self.config._attn_implementation, None
+        implementation = self.config._attn_implementation
         if implementation == CONFIG_ATTENTION:
-            out = self.mechanism(query, key, value, key_mask=attention_mask).transpose(1, 2)
+            out, weights = with_weights(
+                lambda values: self.mechanism(query, key, values, key_mask=attention_mask),
+                value,
+                wants_weights(self, kwargs),
+            )
+            out = out.transpose(1, 2)
         else:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
             dropout = self.dropout if self.training else 0.0
