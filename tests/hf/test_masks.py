@@ -25,12 +25,14 @@ def make(mask_function: Any, attention_mask: Tensor | None = None, **more: Any) 
     return plain_mask(mask_function=mask_function, attention_mask=attention_mask, **sizes)
 
 
-def test_padding_passes_through_and_no_padding_is_no_mask() -> None:
+def test_padding_is_never_expanded_and_no_padding_is_no_mask() -> None:
     padding = scattered_mask(2, 6)
     mask = make(bidirectional_mask_function, padding)
     assert mask is not None
-    assert torch.equal(mask, padding)
-    assert read_mask(mask, 2, 6).pattern is None
+    assert torch.equal(mask, padding[:, None, None])
+    visible = read_mask(mask, 2, 6)
+    assert visible.pattern == Pattern()
+    assert torch.equal(visible.key_mask, padding)
     assert make(bidirectional_mask_function) is None
     assert make(bidirectional_mask_function, torch.ones(2, 6, dtype=torch.bool)) is None
 

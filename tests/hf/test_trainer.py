@@ -58,7 +58,9 @@ def arguments(folder: Path, **settings: Any) -> TrainingArguments:
 
 
 CHECKPOINTING = {
-    next(name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)): True
+    next(
+        name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+    ): True
 }
 """By the name of the setting in the installed transformers, which changed in 5.23."""
 

@@ -18,6 +18,8 @@ they use functions of one version of transformers."""
 
 _UNUSED = (
     "httpx",
+    "librosa",
+    "soundfile",
     "timeout_decorator",
     "fetch_hub_objects_for_ci",
     "test_module",
@@ -66,7 +68,7 @@ def prepare(root: Path) -> list[str]:
 
 
 class _Empty(ModuleType):
-    """A module in which every name is an empty class; as a class of strings, it returns the address it is called with."""
+    """A module in which every name is an empty class; one of strings returns the address that it is called with."""
 
     __path__: ClassVar[list[str]] = []
 

@@ -23,8 +23,9 @@ import tempfile
 import time
 import unittest
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from skyformer.files import dump_json, write_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from borrowed import prepare
-from trial import ATTENTIONS, first_line, record_of, register_all_keys
+from trial import ATTENTIONS, first_line, record_of_case, record_of_text_model, register_all_keys
 
 RECORD = Path(__file__).parents[2] / "results" / "outside" / "families.json"
 SECONDS_PER_CLASS, SECONDS_PER_FILE = 60, 240
@@ -112,13 +113,26 @@ def try_file(file: Path, bases: dict[str, str], out: Path) -> None:
             tell(cls.__name__, {**about, "outcome": "fault: the process died or took too long"})
             try:
                 with limit(SECONDS_PER_CLASS):
-                    tell(cls.__name__, {**about, **record_of(case, cls)})
+                    tell(cls.__name__, {**about, **record_of_case(case, cls)})
             except BaseException as error:
                 tell(cls.__name__, {**about, "outcome": f"{NOT_TRIED}{type(error).__name__}: {first_line(error)}"})
 
 
-def in_a_process(file: Path, bases: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The rows of a file by class; the first complete row of a class counts."""
+def try_text_model(name: str, out: Path) -> None:
+    """In the forked process: a class without tests, if it can be made as a model of texts."""
+    try:
+        with limit(SECONDS_PER_CLASS):
+            cls = getattr(transformers, name)
+            about = {"model": cls.__module__.split(".")[-2], "config": cls.config_class.__name__}
+            row = {**about, **record_of_text_model(cls)}
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        row = {"outcome": f"{NOT_TRIED}no tests in this copy, and a small model of texts cannot be made ({reason})"}
+    out.write_text(json.dumps([name, row]))
+
+
+def in_a_process(run: Callable[[Path], None]) -> dict[str, dict[str, str]]:
+    """The rows by class that a function writes; the first complete row of a class counts."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.jsonl"
         out.touch()
@@ -129,7 +143,7 @@ def in_a_process(file: Path, bases: dict[str, str]) -> dict[str, dict[str, str]]
                 with Path(os.devnull).open("w") as null:
                     os.dup2(null.fileno(), 1)
                     os.dup2(null.fileno(), 2)
-                    try_file(file, bases, out)
+                    run(out)
             finally:
                 os._exit(0)
         end = time.monotonic() + SECONDS_PER_FILE
@@ -172,12 +186,15 @@ def main() -> None:
         if name in record["files"] and not options.models:
             continue
         begin = time.monotonic()
-        record["files"][name] = in_a_process(file, bases)
+        record["files"][name] = in_a_process(partial(try_file, file, bases))
         print(f"{time.monotonic() - begin:.1f} s {name}", json.dumps(record["files"][name]), flush=True)
         record["files"] = dict(sorted(record["files"].items()))
         write_atomic(RECORD, dump_json(record))
-    tried = {name for rows in record["files"].values() for name in rows}
-    record["without a tester"] = sorted(set(bases) - tried)
+    if not options.models:
+        tried = {name for rows in record["files"].values() for name in rows}
+        for name in sorted(set(bases) - tried):
+            record["files"][f"{name} (no tests)"] = in_a_process(partial(try_text_model, name))
+            print(name, json.dumps(record["files"][f"{name} (no tests)"]), flush=True)
     write_atomic(RECORD, dump_json(record))
 
 

@@ -87,7 +87,9 @@ class SkyformerPreTrainedModel(PreTrainedModel):
         check_at_least("new_num_position_embeddings", new_num_position_embeddings, 1)
         refuse_fixed_lengths(self)
         old = self.get_position_embeddings()
-        new = nn.Embedding(new_num_position_embeddings, old.embedding_dim, device=old.weight.device, dtype=old.weight.dtype)
+        new = nn.Embedding(
+            new_num_position_embeddings, old.embedding_dim, device=old.weight.device, dtype=old.weight.dtype
+        )
         self._init_weights(new)
         kept = min(old.num_embeddings, new.num_embeddings)
         with torch.no_grad():
