@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import UnsupportedError
 from skyformer.hf import SkyformerForSequenceClassification
-from tests.helpers import refused
 from tests.hf.own_models import ATTENTIONS, classifier, enable_checkpointing, grown, padded_batch
 
 
@@ -81,7 +79,7 @@ def test_the_weights_of_every_attention_multiply_its_values(attention: str) -> N
     assert not weights[1, :, :, 30:].any()
 
 
-@pytest.mark.parametrize("name", ["config", "eager", "kernelized"])
+@pytest.mark.parametrize("name", ["config", "eager", "sdpa", "kernelized"])
 def test_attention_weights_are_returned_on_request(model: SkyformerForSequenceClassification, name: str) -> None:
     model.set_attn_implementation(name)
     assert model(**INPUTS).attentions is None
@@ -90,14 +88,8 @@ def test_attention_weights_are_returned_on_request(model: SkyformerForSequenceCl
     assert weights[0][1, :, :, 30:].abs().max() < 1e-12
     model.config.output_attentions = True
     assert torch.equal(model(**INPUTS).attentions[0], weights[0])
-    if name == "eager":
+    if name in ("eager", "sdpa"):
         torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 40))
-
-
-def test_sdpa_has_no_weights_to_return(model: SkyformerForSequenceClassification) -> None:
-    model.set_attn_implementation("sdpa")
-    with refused(UnsupportedError, "output_attentions", "'sdpa'", "'config'", "'eager'"):
-        model(**INPUTS, output_attentions=True)
 
 
 @pytest.mark.parametrize(

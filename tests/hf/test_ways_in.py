@@ -1,4 +1,4 @@
-"""Classes that once ignored the switch or failed inside: every way in gives the same answer, and back is really back."""
+"""Classes that would ignore the switch or fail inside: every way in gives the same answer, and back is really back."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from skyformer.attention import Attention
 from skyformer.checks import check_at_least, check_mask
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.hf.card import write_card
-from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
+from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
 from skyformer.hf.positions import refuse_fixed_lengths
 from skyformer.model.classifier import masked_mean
@@ -167,9 +167,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
 
         Arguments that are None or False, such as `use_cache=False`, are accepted.
         """
-        name = self.config._attn_implementation
-        check_weights_exist(bool(extras.get("output_attentions", self.config.output_attentions)), name)
-        if name != CONFIG_ATTENTION:
+        if self.config._attn_implementation != CONFIG_ATTENTION:
             return
         for extra, given in extras.items():
             if extra not in Extras.__annotations__ and given is not None and given is not False:
