@@ -18,8 +18,6 @@ they use functions of one version of transformers."""
 
 _UNUSED = (
     "httpx",
-    "librosa",
-    "soundfile",
     "timeout_decorator",
     "fetch_hub_objects_for_ci",
     "test_module",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import random
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -53,7 +55,10 @@ def record_of_text_model(cls: type[PreTrainedModel]) -> dict[str, str]:
 
 
 def record_of_case(case: Any, cls: type[PreTrainedModel]) -> dict[str, str]:
-    """For a class of one of transformers' tests."""
+    """For a class of one of transformers' tests, with the same inputs in every run."""
+    random.seed(0)
+    torch.manual_seed(0)
+    importlib.import_module("tests.test_modeling_common").global_rng.seed(0)
     config, inputs = case.model_tester.prepare_config_and_inputs_for_common()
     if hasattr(case, "_prepare_for_class"):
         inputs = case._prepare_for_class(inputs, cls)
@@ -111,8 +116,8 @@ def outputs(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Outputs:
 def _collect(value: object, found: Outputs) -> None:
     if isinstance(value, Tensor):
         found += [value] if value.is_floating_point() else []
-    elif isinstance(value, tuple | list):
-        for each in value:
+    elif isinstance(value, tuple | list | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
             _collect(each, found)
 
 

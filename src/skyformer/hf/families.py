@@ -15,7 +15,7 @@ from skyformer.hf.functions import ExactAttention, RegisteredAttention, ours
 from skyformer.hf.guard import own_attention, register_by_name
 
 RECORD = Path(__file__).with_name("families.json")
-"""What happened when the classes of transformers were tried, written by tests/outside/families.py."""
+"""What happened when the classes of transformers were tried, written by tests/outside/outcomes.py."""
 
 WORKS = "works"
 
@@ -54,14 +54,19 @@ def supports(
     reason = own_attention(cls)
     if reason is not None:
         return Support(False, reason)
-    tried = record()["classes"].get(cls.__name__, {})
-    found = tried.get(_kind(registered))
     where = f"with transformers {record()['transformers']}"
+    found = outcomes(_kind(registered)).get(cls.__name__)
     if found is None:
         return Support(True, f"{cls.__name__} uses the attention interface, but was not tried")
     if found == WORKS:
         return Support(True, f"{cls.__name__} was tried {where}")
-    return Support(False, f"{cls.__name__} was tried {where}: {found.removeprefix('refused: ')}")
+    return Support(False, f"{cls.__name__} was tried {where}: {found}")
+
+
+@cache
+def outcomes(attention: str) -> dict[str, str]:
+    """ "works" or the reason of its refusal for every class that was tried with "skyformer" or "kernelized"."""
+    return {name: group[attention] for group in record()["groups"] for name in group["classes"]}
 
 
 def _class_of(model: Any) -> type[PreTrainedModel]:

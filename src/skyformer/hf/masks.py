@@ -30,6 +30,7 @@ _EXPECT_WIDE_MASKS = {
     "AXK2Config": _INDEXED,
     "DeepseekV32Config": _INDEXED,
     "DogeConfig": "add learned terms to the scores",
+    "Gemma4AudioConfig": "compute attention inside chunks of tokens with their own code",
     "GitConfig": "compute the attention of their text part with their own code",
     "GlmMoeDsaConfig": _INDEXED,
     "HYV4Config": _INDEXED,
