@@ -3,16 +3,17 @@
     python tests/outside/families.py TESTS [MODEL ...] [--again]
 
 TESTS is a folder that contains the folder `tests` of a copy of transformers. The classes are built as small as those
-tests build them. The record is results/outside/families.json; `scripts/pages.py` makes from it the table in the docs
-and the file that `skyformer.hf.supports` reads. Every file of tests is run in a process of its own, forked from one
-that has imported everything, and with a limit of time. A run continues where the last one stopped with the same
-versions; with `--again` it starts anew, and with names of models (bert, vit, ...) only these are tried again.
+tests build them. The record is results/outside/families.json, from which the file is made that `skyformer.hf.supports`
+and the docs read. Every file of tests is run in a process of its own, forked from one that has imported everything, and
+with limits of time and memory. A run continues where the last one stopped with the same versions; with `--again` it
+starts anew, and with names of models (bert, vit, ...) only these are tried again.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -38,13 +39,14 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from skyformer.files import dump_json, write_atomic
+from skyformer.hf.families import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from borrowed import prepare
-from trial import ATTENTIONS, first_line, record_of_case, record_of_text_model, register_all_keys
+from outcomes import TRIALS, write_groups
+from trial import first_line, record_of_case, record_of_text_model, register_softmax
 
-RECORD = Path(__file__).parents[2] / "results" / "outside" / "families.json"
-SECONDS_PER_CLASS, SECONDS_PER_FILE = 60, 240
+SECONDS_PER_CLASS, SECONDS_PER_FILE, SECONDS_WITHOUT_TESTS = 60, 240, 15
 BYTES_PER_FILE = 6 * 2**30
 NOT_TRIED = "not tried: "
 
@@ -121,8 +123,10 @@ def try_file(file: Path, bases: dict[str, str], out: Path) -> None:
 def try_text_model(name: str, out: Path) -> None:
     """In the forked process: a class without tests, if it can be made as a model of texts."""
     try:
-        with limit(SECONDS_PER_CLASS):
+        with limit(SECONDS_WITHOUT_TESTS):
             cls = getattr(transformers, name)
+            if cls.config_class.sub_configs or "input_ids" not in inspect.signature(cls.forward).parameters:
+                raise TypeError("it is not a model of texts alone")
             about = {"model": cls.__module__.split(".")[-2], "config": cls.config_class.__name__}
             row = {**about, **record_of_text_model(cls)}
     except BaseException as error:
@@ -156,7 +160,7 @@ def in_a_process(run: Callable[[Path], None]) -> dict[str, dict[str, str]]:
         rows: dict[str, dict[str, str]] = {}
         for line in out.read_text().splitlines():
             name, row = json.loads(line)
-            if ATTENTIONS[0] not in rows.get(name, {}):
+            if KINDS[0] not in rows.get(name, {}):
                 rows[name] = row
         return rows
 
@@ -173,9 +177,9 @@ def main() -> None:
     root = options.tests.resolve()
     prepare(root)
     importlib.import_module("tests.causal_lm_tester")
-    register_all_keys()
+    register_softmax()
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record: dict[str, Any] = json.loads(TRIALS.read_text()) if TRIALS.exists() else {}
     if options.again or any(record.get(name) != version for name, version in versions.items()):
         record = {**versions, "files": {}}
     bases = base_classes()
@@ -189,13 +193,15 @@ def main() -> None:
         record["files"][name] = in_a_process(partial(try_file, file, bases))
         print(f"{time.monotonic() - begin:.1f} s {name}", json.dumps(record["files"][name]), flush=True)
         record["files"] = dict(sorted(record["files"].items()))
-        write_atomic(RECORD, dump_json(record))
+        write_atomic(TRIALS, dump_json(record))
     if not options.models:
         tried = {name for rows in record["files"].values() for name in rows}
         for name in sorted(set(bases) - tried):
             record["files"][f"{name} (no tests)"] = in_a_process(partial(try_text_model, name))
             print(name, json.dumps(record["files"][f"{name} (no tests)"]), flush=True)
-    write_atomic(RECORD, dump_json(record))
+            write_atomic(TRIALS, dump_json(record))
+    write_atomic(TRIALS, dump_json(record))
+    write_groups()
 
 
 if __name__ == "__main__":

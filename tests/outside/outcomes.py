@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from skyformer.files import dump_json, write_atomic
-from skyformer.hf.families import RECORD, WORKS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from trial import ATTENTIONS
+from skyformer.hf.families import KINDS, RECORD, WORKS
 
 TRIALS = Path(__file__).parents[2] / "results" / "outside" / "families.json"
 REASONS = (
@@ -71,7 +67,7 @@ def rows_by_class(trials: dict[str, Any]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for rows in trials["files"].values():
         for name, row in rows.items():
-            if ATTENTIONS[0] not in found.get(name, {}):
+            if KINDS[0] not in found.get(name, {}):
                 found[name] = row
     return found
 
@@ -82,27 +78,27 @@ def grouped(trials: dict[str, Any]) -> dict[str, Any]:
     inside = {part: name for name, row in rows.items() for part in row.get("parts", "").split(", ") if part}
     outcomes, missing = defaultdict[tuple[str, ...], list[str]](list), defaultdict[str, list[str]](list)
     for name, row in sorted(rows.items()):
-        if ATTENTIONS[0] in row:
-            outcomes[tuple(outcome(row[attention]) for attention in ATTENTIONS)].append(name)
+        if KINDS[0] in row:
+            outcomes[tuple(outcome(row[attention]) for attention in KINDS)].append(name)
         elif name in inside:
             missing["it was tried only inside another model"].append(name)
         else:
             missing[shortened(row["outcome"].removeprefix("not tried: "), NOT_TRIED)].append(name)
-    groups = [{**dict(zip(ATTENTIONS, key, strict=True)), "classes": names} for key, names in outcomes.items()]
+    groups = [{**dict(zip(KINDS, key, strict=True)), "classes": names} for key, names in outcomes.items()]
     equal = {answer: [n for n, row in rows.items() if row.get("equal to eager") == answer] for answer in ("yes", "no")}
     return {
         "transformers": trials["transformers"],
         "torch": trials["torch"],
-        "groups": sorted(groups, key=lambda group: (group[ATTENTIONS[0]] != WORKS, -len(group["classes"]))),
+        "groups": sorted(groups, key=lambda group: (group[KINDS[0]] != WORKS, -len(group["classes"]))),
         "not tried": dict(sorted(missing.items(), key=lambda item: -len(item[1]))),
         "equal to eager": {"compared": sum(map(len, equal.values())), "different": sorted(equal["no"])},
         "other ways in": sorted(name for name, row in rows.items() if "from_config" in row or "from_pretrained" in row),
     }
 
 
-def main() -> None:
+def write_groups() -> None:
     write_atomic(RECORD, dump_json(grouped(json.loads(TRIALS.read_text()))))
 
 
 if __name__ == "__main__":
-    main()
+    write_groups()

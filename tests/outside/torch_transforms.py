@@ -7,6 +7,7 @@ check and writes results/torch_transforms.json, from which `make docs` makes the
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -183,7 +184,7 @@ class _Positional(nn.Module):
 
 
 def _check_export(attention: Attention, masked: bool, strict: bool, any_length: bool = True) -> None:
-    """One program for every batch size and, for `any_length`, every length: in block-wise attentions, of whole blocks."""
+    """One program for every batch size and, with `any_length`, every length; with blocks, every number of blocks."""
     torch._dynamo.reset()
     attention = attention.float()
     in_blocks = attention.name in ("bigbird", "reformer")
@@ -236,12 +237,14 @@ CHECKS: dict[str, Check] = {
 
 
 def outcome(name: str, check: Check) -> str:
-    """ "yes", or the first line of the error."""
+    """ "yes", or the first line of the error, or of the one that `strict=True` found while it traced."""
     try:
         for mask in (None, key_mask()):
             check(build(name), mask)
     except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        text = str(error).strip() or type(error).__name__
+        inner = re.search(r"raised exception \w+\([\"'](.*)[\"']\)", text)
+        return inner[1] if inner else text.splitlines()[0]
     return "yes"
 
 

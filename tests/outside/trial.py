@@ -16,17 +16,19 @@ from transformers import PreTrainedModel
 
 import skyformer.hf
 from skyformer.errors import SkyformerError
+from skyformer.hf.families import KINDS
 
-ATTENTIONS = ("skyformer", "kernelized")
-ALL_KEYS = "every-key-of-softmax"
-"""Skyformer with the softmax kernel and every row as a landmark, which is softmax attention."""
+AS_SOFTMAX = dict(zip(KINDS, ("every-key-of-softmax", "exact-softmax-kernel"), strict=True))
+"""Names under which they are softmax attention: the approximation with every row as a landmark, and the exact one."""
 TOLERANCE = 2e-3
 UNCHANGED = "works, but the outputs of the small model do not depend on it"
 Outputs = list[Tensor]
 
 
-def register_all_keys() -> None:
-    skyformer.hf.register(ALL_KEYS, kernel="softmax", num_landmarks=100_000)
+def register_softmax() -> None:
+    approximate, exact = AS_SOFTMAX.values()
+    skyformer.hf.register(approximate, kernel="softmax", num_landmarks=100_000)
+    skyformer.hf.register(exact, attention="kernelized", kernel="softmax")
 
 
 SMALL: dict[str, Any] = {
@@ -71,15 +73,16 @@ def record_of(cls: type[PreTrainedModel], config: Any, inputs: Mapping[str, Any]
     own = outputs(model, inputs)
     if not own:
         raise TypeError("its outputs are not tensors of floating point, so they cannot be compared")
-    result = {name: tried(model, inputs, own, name) for name in ATTENTIONS}
-    for way, verdict in other_ways_in(model, inputs, ATTENTIONS[0]).items():
-        if verdict[:5] != result[ATTENTIONS[0]][:5]:
+    result = {name: tried(model, inputs, own, name) for name in KINDS}
+    for way, verdict in other_ways_in(model, inputs, KINDS[0]).items():
+        if verdict[:5] != result[KINDS[0]][:5]:
             result[way] = verdict
     parts = {type(part).__name__ for part in model.modules() if isinstance(part, PreTrainedModel)} - {cls.__name__}
     if parts:
         result["parts"] = ", ".join(sorted(parts))
-    if result[ATTENTIONS[0]] == "works":
-        equal = agrees(model, inputs)
+    working = next((kind for kind in KINDS if result[kind] == "works"), None)
+    if working is not None:
+        equal = agrees(model, inputs, AS_SOFTMAX[working])
         if equal is not None:
             result["equal to eager"] = "yes" if equal else "no"
     return result
@@ -205,13 +208,13 @@ def other_ways_in(model: PreTrainedModel, inputs: Mapping[str, Any], name: str) 
     return {"from_config": verdict_of(from_config), "from_pretrained": verdict_of(from_pretrained)}
 
 
-def agrees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool | None:
+def agrees(model: PreTrainedModel, inputs: Mapping[str, Any], name: str) -> bool | None:
     """Whether softmax attention by our interface equals the model's own; None if that cannot be told."""
     model.set_attn_implementation("eager")
     own = outputs(model, inputs)
     if not same(own, outputs(model, inputs), 1e-5) or not all(x.isfinite().all() for x in own):
         return None
-    model.set_attn_implementation(ALL_KEYS)
+    model.set_attn_implementation(name)
     found = outputs(model, inputs)
     for name, mask in inputs.items():
         if name.endswith("attention_mask") and isinstance(mask, Tensor) and mask.dim() == 2:

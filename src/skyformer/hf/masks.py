@@ -38,6 +38,7 @@ _EXPECT_WIDE_MASKS = {
     "MistralLarge4TextConfig": _INDEXED,
     "NemotronAsrStreamingEncoderConfig": "add positions to the scores through the mask",
     "NllbMoeConfig": "route tokens to experts by a mask of every pair of tokens",
+    "PPDocLayoutV2ReadingOrderConfig": "add the mask to scores that they compute with their own code",
     "Pix2StructTextConfig": "add a position_bias to the scores, which this attention never computes",
 }
 """Configs of models that build their mask by `attn_implementation` but then expect one of every pair of tokens, and why
@@ -80,8 +81,12 @@ def plain_mask(
     device: torch.device | str = "cpu",
     config: Any = None,
     **others: Any,
-) -> Tensor | None:
-    """None if nothing is hidden; otherwise bool, (B, 1, 1, S) for padding alone, (B, S) with a pattern attached."""
+) -> Tensor:
+    """Bool: (B, 1, 1, S) for padding alone, (B, S) with any other pattern attached.
+
+    If nothing at all is hidden, the mask says so by the pattern that is attached to it, so that its values need not be
+    looked at. None would not do: some modules call themselves causal although their model attends to everything.
+    """
     if not torch.compiler.is_compiling():
         _refuse_other_masks(config.__class__)
     if attention_mask is not None and attention_mask.dim() != 2:
@@ -93,11 +98,13 @@ def plain_mask(
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     pattern = _pattern_of(mask_function, local_size, int(q_offset) - int(kv_offset))
-    if pattern == Pattern():
-        return None if padding is None or _all_true(padding) else padding[:, None, None]
+    nothing_hidden = padding is None or _all_true(padding)
     if padding is None:
         padding = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    return attach(padding.view_as(padding), pattern)
+    if pattern != Pattern():
+        return attach(padding.view_as(padding), pattern)
+    wide = padding[:, None, None]
+    return attach(wide, pattern) if nothing_hidden else wide
 
 
 def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -> Tensor | None:
@@ -150,6 +157,8 @@ def read_mask(mask: Tensor | None, batch: int, num_keys: int) -> Visible:
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         given = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError(f"attention_mask must be a tensor (B, S) or (B, 1, L, S); got {given}")
+    if mask.dim() == 4 and attached_pattern(mask) == Pattern():
+        return Visible(None, Pattern())
     if mask.dim() == 4:
         # Such a mask describes every pair, so whether the module is causal no longer matters.
         return Visible(_key_mask_of(mask)[:, :num_keys].expand(batch, -1), Pattern())
