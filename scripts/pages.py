@@ -61,24 +61,62 @@ def settings_table() -> str:
     return table(["setting", "default", "meaning"], rows)
 
 
-def families_table() -> str:
-    """One row per class of transformers that was tried with our attentions."""
+def families_page() -> str:
+    """The classes of transformers that were tried with our attentions: counts, and then the names by outcome."""
     tried = json.loads(FAMILIES.read_text())
-    rows = []
-    for name, found in tried["classes"].items():
-        reasons = {found[attention].partition(": ")[2] for attention in ("skyformer", "kernelized")} - {""}
-        marks = ["works" if found[attention] == "works" else "refused" for attention in ("skyformer", "kernelized")]
-        rows.append([f"`{name}`", *marks, found.get("equal to eager", "-"), "; ".join(sorted(reasons))])
-    note = f"{len(rows)} classes, transformers {tried['transformers']}, torch {tried['torch']}."
-    return table(["class", "skyformer", "kernelized", "softmax equal to eager", "reason"], rows, note)
+    counts, lists = [], []
+    for group in tried["groups"]:
+        works = {name: group[name] == "works" for name in ("skyformer", "kernelized")}
+        reasons = list(dict.fromkeys(group[name] for name, fine in works.items() if not fine))
+        title = "; ".join(reasons) or "no limits"
+        marks = ["works" if fine else "refused" for fine in works.values()]
+        counts.append([title, *marks, str(len(group["classes"]))])
+        lists.append((title, group["classes"]))
+    for reason, names in tried["not tried"].items():
+        counts.append([reason, "not tried", "not tried", str(len(names))])
+        lists.append((reason, names))
+    numbered = [[str(number), *row] for number, row in enumerate(counts, 1)]
+    compared = tried["equal to eager"]
+    number_tried = sum(len(group["classes"]) for group in tried["groups"])
+    note = (
+        f"{number_tried} classes tried, {sum(map(len, tried['not tried'].values()))} not; transformers "
+        f"{tried['transformers']}, torch {tried['torch']}. Softmax attention by our interface was compared with the "
+        f"model's own in {compared['compared']} classes, and differs in {_names(compared['different']) or 'none'}. "
+        f"`from_config` or `from_pretrained` answers differently for {_names(tried['other ways in']) or 'none'}."
+    )
+    overview = table(["", "reason", "skyformer", "kernelized", "classes"], numbered, note)
+    names = "\n".join(
+        f"{number}. {title[0].upper()}{title[1:]}: {_names(each)}." for number, (title, each) in enumerate(lists, 1)
+    )
+    return f"{overview}\n\n{names}"
+
+
+def _names(classes: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in classes)
+
+
+def skips_table() -> str:
+    """One row per reason for which tests of transformers are skipped, with the tests of all suites."""
+    by_reason: dict[str, set[str]] = {}
+    for skipped in json.loads((RESULTS / "outside" / "matrix.json").read_text())["skips"].values():
+        for name, reason in skipped.items():
+            by_reason.setdefault(str(reason), set()).add(name)
+    rows = [[reason, str(len(names)), _names(sorted(names))] for reason, names in sorted(by_reason.items())]
+    return table(["reason", "tests", "names"], rows)
 
 
 def matrix_table() -> str:
     """One row per outside suite and versions."""
     rows = json.loads((RESULTS / "outside" / "matrix.json").read_text())["rows"]
     columns = ("suite", "torch", "transformers", "passed", "skipped")
-    cells = [[*(str(row[name]) for name in columns), ", ".join(row["failed"]) or "none"] for row in rows]
-    return table([*columns, "failed"], cells)
+    cells = [
+        [
+            *(str(row[name]) for name in columns),
+            *(", ".join(row.get(kind, ())) or "none" for kind in ("failed", "outdated")),
+        ]
+        for row in rows
+    ]
+    return table([*columns, "failed", "failed by BERT, too"], cells)
 
 
 def study_table(study: StudyClass, number: int = 0) -> str:
@@ -133,7 +171,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") 
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "attentions.md": {"promises": promises_table},
     "model.md": {"settings": settings_table},
-    "outside_tests.md": {"families": families_table, "suites": matrix_table},
+    "outside_tests.md": {"families": families_page, "suites": matrix_table, "skips": skips_table},
     "huggingface.md": {
         "embeddings": partial(study_table, Conversion, 0),
         "finetune": partial(study_table, Conversion, 1),

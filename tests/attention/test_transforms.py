@@ -3,12 +3,17 @@ take minutes, are in tests/outside/test_torch_transforms.py."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import skyformer
 from skyformer.attention import list_attentions
 from skyformer.attention.multihead import MultiheadAttention
+from skyformer.attention.tilted import tilted_attention
 from tests.outside import torch_transforms as checks
 
 QUICK = [
@@ -26,9 +31,48 @@ QUICK = [
 @pytest.mark.parametrize("name", list_attentions())
 @pytest.mark.parametrize("check", QUICK, ids=lambda check: check.__name__)
 def test_transform(check: checks.Check, name: str) -> None:
-    # With a mask, second derivatives of tilted attention do not agree with differences; docs/transforms.md says so.
-    exact = not (name == "tilted" and check is checks.check_gradgradcheck)
-    check(checks.build(name), checks.key_mask() if exact else None)
+    check(checks.build(name), checks.key_mask())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (skyformer.kernelized_attention, {}),
+        (skyformer.kernelized_attention, {"is_causal": True}),
+        (skyformer.kernelized_attention, {"kernel": "softmax"}),
+        (skyformer.skyformer_attention, {"landmarks": torch.arange(0, 16, 4).expand(2, -1)}),
+        (skyformer.softmax_attention, {}),
+        (skyformer.softmax_attention, {"is_causal": True}),
+        (tilted_attention, {"num_blocks": 2, "num_exact": 2, "num_cells": 2}),
+    ],
+)
+def test_second_derivatives_of_the_functions(function: Any, options: dict[str, Any], masked: bool) -> None:
+    torch.manual_seed(0)
+    inputs = tuple(x.requires_grad_() for x in checks.draw(2, 8))
+    mask = checks.key_mask(2, 8) if masked else None
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(
+            lambda *x: function(*x, key_mask=mask, **options), inputs, atol=1e-4, rtol=1e-3, fast_mode=True
+        )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", list_attentions())
+def test_second_derivatives_of_a_layer(name: str, masked: bool) -> None:
+    torch.manual_seed(0)
+    layer = MultiheadAttention(8, 2, batch_first=True, attention=name, **checks.OPTIONS.get(name, {})).double().eval()
+    padding = ~checks.key_mask(2, 8) if masked else None
+    weight = layer.in_proj_weight.detach().clone().requires_grad_()
+    x = torch.randn(2, 8, 8, dtype=torch.float64, requires_grad=True)
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        options = {"key_padding_mask": padding, "need_weights": False}
+        out: torch.Tensor = torch.func.functional_call(layer, {"in_proj_weight": weight}, (x, x, x), options)[0]
+        return out
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(run, (x, weight), atol=1e-4, rtol=1e-3, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["kernelized", "skyformer", "softmax"])

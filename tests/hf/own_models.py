@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from skyformer.attention import attention_options, list_attentions
 from skyformer.hf import SkyformerConfig, SkyformerForSequenceClassification
@@ -67,3 +68,9 @@ def grown(model: AnyModel) -> AnyModel:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
+
+
+def enable_checkpointing(model: PreTrainedModel, options: dict[str, Any] | None = None) -> None:
+    """By the name of the method in the installed transformers, which changed in 5.23."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from skyformer import ModelConfig
-from skyformer.errors import InputError, UnknownNameError, UnsupportedError
+from skyformer.errors import InputError, UnknownNameError
 from skyformer.hf import SkyformerConfig, SkyformerModel
 from tests.helpers import refused
 from tests.hf.own_models import small_config
@@ -107,11 +107,13 @@ def test_later_changes_are_checked_when_the_config_is_used(tmp_path: Path) -> No
     assert not (tmp_path / "config.json").exists()
 
 
-def test_output_attentions_needs_an_attention_with_weights() -> None:
-    with refused(UnsupportedError, "output_attentions", "'config'", "eager"):
-        small_config(output_attentions=True)
-    config = small_config()
-    with refused(UnsupportedError, "output_attentions", "eager"):
-        config.output_attentions = True
-    assert config._attn_implementation is None
-    assert small_config(output_attentions=True, attn_implementation="eager").output_attentions
+@pytest.mark.parametrize("implementation", [None, "sdpa", "eager", "kernelized"])
+def test_output_attentions_does_not_change_the_attention(implementation: str | None, tmp_path: Path) -> None:
+    config = small_config(attn_implementation=implementation)
+    config.output_attentions = True
+    assert config._attn_implementation == implementation
+    config = small_config(output_attentions=True, attn_implementation=implementation)
+    model = SkyformerModel(config)
+    assert model.config._attn_implementation == (implementation or "config")
+    model.save_pretrained(tmp_path)
+    assert SkyformerModel.from_pretrained(tmp_path).config.output_attentions

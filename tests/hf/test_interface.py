@@ -66,6 +66,7 @@ from tests.hf.families import (
     pixels,
     tokens,
 )
+from tests.hf.own_models import enable_checkpointing
 
 
 class Layer(nn.Module):
@@ -342,7 +343,7 @@ def test_checkpointing_repeats_the_landmarks_of_the_forward_pass() -> None:
         model = copy.deepcopy(model_of(BERT_FAMILY)).train()
         model.set_attn_implementation("few")
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable_checkpointing(model, {"use_reentrant": False})
         torch.manual_seed(0)
         model(**tokens())[0].square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -15,24 +16,34 @@ from transformers.masking_utils import (
 )
 
 from skyformer.errors import MaskError, UnsupportedError
-from skyformer.hf.masks import Pattern, attached_pattern, mask_with_sdpa_windows, plain_mask, read_mask
+from skyformer.hf.masks import Pattern, Visible, attached_pattern, mask_with_sdpa_windows, plain_mask, read_mask
 from tests.helpers import refused, scattered_mask
 from tests.hf.families import BERT_FAMILY, LENGTH, TEXT, model_of, tokens
 
 
-def make(mask_function: Any, attention_mask: Tensor | None = None, **more: Any) -> Tensor | None:
+def make(mask_function: Any, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
     sizes = {"batch_size": 2, "q_length": 6, "kv_length": 6, **more}
     return plain_mask(mask_function=mask_function, attention_mask=attention_mask, **sizes)
 
 
-def test_padding_passes_through_and_no_padding_is_no_mask() -> None:
+def test_padding_is_never_expanded_and_no_padding_hides_nothing() -> None:
     padding = scattered_mask(2, 6)
     mask = make(bidirectional_mask_function, padding)
     assert mask is not None
-    assert torch.equal(mask, padding)
-    assert read_mask(mask, 2, 6).pattern is None
-    assert make(bidirectional_mask_function) is None
-    assert make(bidirectional_mask_function, torch.ones(2, 6, dtype=torch.bool)) is None
+    assert torch.equal(mask, padding[:, None, None])
+    visible = read_mask(mask, 2, 6)
+    assert visible.pattern == Pattern()
+    assert torch.equal(visible.key_mask, padding)
+    for nothing in (None, torch.ones(2, 6, dtype=torch.bool)):
+        mask = make(bidirectional_mask_function, nothing)
+        assert mask.shape == (2, 1, 1, 6)
+        assert mask.all()
+        assert read_mask(mask, 2, 6) == Visible(None, Pattern())
+        # A model may change the mask, which then speaks for itself.
+        changed = read_mask(mask[..., :4], 2, 4)
+        assert changed.pattern == Pattern()
+        assert changed.key_mask is not None
+        assert changed.key_mask.shape == (2, 4)
 
 
 @pytest.mark.parametrize("padding", [None, scattered_mask(2, 6)])
@@ -65,9 +76,8 @@ def test_windows_are_recognised() -> None:
     assert kept is not None
     assert kept.shape == (2, 1, 6, 6)
     assert attached_pattern(kept) == Pattern(local=True)
-    assert (
-        mask_with_sdpa_windows(batch_size=2, q_length=6, kv_length=6, mask_function=bidirectional_mask_function) is None
-    )
+    full = mask_with_sdpa_windows(batch_size=2, q_length=6, kv_length=6, mask_function=bidirectional_mask_function)
+    assert read_mask(full, 2, 6) == Visible(None, Pattern())
 
 
 def test_other_patterns_are_refused_where_they_are_used() -> None:
@@ -130,3 +140,15 @@ def test_a_model_takes_a_mask_of_four_dimensions() -> None:
     plain = model.eval()(**inputs)[0]
     four = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, LENGTH, -1)
     torch.testing.assert_close(model(inputs["input_ids"], attention_mask=four)[0], plain)
+
+
+def test_a_module_that_calls_itself_causal_attends_to_everything_if_its_model_says_so() -> None:
+    """BridgeTower's layers do; transformers' eager attention looks at the mask only."""
+    model, inputs = copy.deepcopy(model_of(BERT_FAMILY)).eval(), {"input_ids": tokens()["input_ids"]}
+    model.set_attn_implementation("eager")
+    own = model(**inputs)[0]
+    for layer in model.encoder.layer:
+        layer.attention.self.is_causal = True
+    for name in ("exact-softmax", "all-of-softmax"):
+        model.set_attn_implementation(name)
+        torch.testing.assert_close(model(**inputs)[0], own, rtol=1e-4, atol=1e-4)

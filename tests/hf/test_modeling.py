@@ -17,6 +17,7 @@ from tests.hf.own_models import (
     MAX_LENGTH,
     VOCAB,
     classifier,
+    enable_checkpointing,
     grown,
     padded_batch,
     small_config,
@@ -226,12 +227,12 @@ def test_checkpointing_gives_the_same_gradients(attention: str) -> None:
     gradients = []
     for checkpointed in (False, True):
         if checkpointed:
-            model.gradient_checkpointing_enable()
+            enable_checkpointing(model)
         model.zero_grad()
         torch.manual_seed(1)
         model(**batch.model_inputs(), labels=torch.tensor([0, 2])).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
-    assert model.is_gradient_checkpointing
+    assert all(layer.gradient_checkpointing for layer in model.skyformer.layers)
     assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
 
 

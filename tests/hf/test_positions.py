@@ -88,3 +88,19 @@ def test_bad_lengths_and_other_models_are_refused() -> None:
         extend_positions(MODERN_FAMILY.build(), LONG)
     with refused(UnsupportedError, "'linformer'", "48 tokens", "max_position_embeddings"):
         extend_positions(classifier("linformer"), LONG)
+
+
+def test_positions_are_cut_and_appended() -> None:
+    model = classifier()
+    first = model.get_position_embeddings().weight.clone()
+    count = len(first)
+    model.resize_position_embeddings(count + 5)
+    assert torch.equal(model.get_position_embeddings().weight[:count], first)
+    assert model(torch.ones(1, count + 5, dtype=torch.int64)).logits.isfinite().all()
+    model.resize_position_embeddings(count - 5)
+    assert torch.equal(model.get_position_embeddings().weight, first[: count - 5])
+    assert model.config.max_position_embeddings == count - 5
+    with refused(InputError, "new_num_position_embeddings"):
+        model.resize_position_embeddings(0)
+    with refused(UnsupportedError, "linformer"):
+        classifier("linformer").resize_position_embeddings(count + 5)

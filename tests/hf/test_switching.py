@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyformer.errors import UnsupportedError
 from skyformer.hf import SkyformerForSequenceClassification
-from tests.helpers import refused
-from tests.hf.own_models import classifier, grown, padded_batch
+from tests.hf.own_models import ATTENTIONS, classifier, enable_checkpointing, grown, padded_batch
 
 
 @pytest.fixture
@@ -60,21 +58,38 @@ def test_padding_under_another_attention(model: SkyformerForSequenceClassificati
 
 def test_gradients_through_another_attention(model: SkyformerForSequenceClassification) -> None:
     model.set_attn_implementation("sdpa")
-    model.train().gradient_checkpointing_enable()
+    enable_checkpointing(model.train())
     model(**INPUTS, labels=torch.tensor([0, 2])).loss.backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_attention_weights_are_returned_by_eager_only(model: SkyformerForSequenceClassification) -> None:
-    for name in ("config", "sdpa"):
-        model.set_attn_implementation(name)
-        with refused(UnsupportedError, "output_attentions", repr(name), "eager"):
-            model(**INPUTS, output_attentions=True)
-    model.set_attn_implementation("eager")
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_weights_of_every_attention_multiply_its_values(attention: str) -> None:
+    layer = grown(classifier(attention, num_hidden_layers=1)).skyformer.layers[0].attention
+    x, mask = torch.randn(2, 40, 16), padded_batch(40, 30).attention_mask.bool()
+    expected, none = layer(x, mask)
+    out, weights = layer(x, mask, output_attentions=True)
+    assert none is None
+    assert weights.shape == (2, 2, 40, 40)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    value = layer.project_in(x).unflatten(-1, (3, 2, -1))[:, :, 2].transpose(1, 2)
+    torch.testing.assert_close(
+        layer.project_out((weights @ value).transpose(1, 2).flatten(2)), out, rtol=1e-4, atol=1e-5
+    )
+    assert not weights[1, :, :, 30:].any()
+
+
+@pytest.mark.parametrize("name", ["config", "eager", "sdpa", "kernelized"])
+def test_attention_weights_are_returned_on_request(model: SkyformerForSequenceClassification, name: str) -> None:
+    model.set_attn_implementation(name)
+    assert model(**INPUTS).attentions is None
     weights = model(**INPUTS, output_attentions=True).attentions
     assert [tuple(w.shape) for w in weights] == [(2, 2, 40, 40)] * 2
-    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 40))
-    assert weights[0][1, :, :, 30:].max() < 1e-12
+    assert weights[0][1, :, :, 30:].abs().max() < 1e-12
+    model.config.output_attentions = True
+    assert torch.equal(model(**INPUTS).attentions[0], weights[0])
+    if name in ("eager", "sdpa"):
+        torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 40))
 
 
 @pytest.mark.parametrize(

@@ -1,169 +1,207 @@
-"""Try our attentions in every model class that transformers' own tests build, and record what happened.
+"""Try our attentions in every base model class of transformers, and record what happened.
 
-    python tests/outside/families.py TESTS [MODEL ...]
+    python tests/outside/families.py TESTS [MODEL ...] [--again]
 
 TESTS is a folder that contains the folder `tests` of a copy of transformers. The classes are built as small as those
-tests build them. The record is src/skyformer/hf/families.json, which `skyformer.hf.supports` and the docs read; with
-names of models (bert, vit, ...) only these are tried, and the others keep their record.
+tests build them. The record is results/outside/families.json, from which the file is made that `skyformer.hf.supports`
+and the docs read. Every file of tests is run in a process of its own, forked from one that has imported everything, and
+with limits of time and memory. A run continues where the last one stopped with the same versions; with `--again` it
+starts anew, and with names of models (bert, vit, ...) only these are tried again.
 """
 
 from __future__ import annotations
 
-import copy
+import argparse
 import importlib
+import inspect
 import json
 import logging
+import os
+import resource
+import signal
 import sys
+import tempfile
+import time
 import unittest
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+# Forking is safe only in a process of one thread, and no test may wait for the network.
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
 import torch
 import transformers
-from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-import skyformer.hf
-from skyformer.errors import SkyformerError
 from skyformer.files import dump_json, write_atomic
-from skyformer.hf.families import RECORD
+from skyformer.hf.families import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from borrowed import prepare
+from outcomes import TRIALS, write_groups
+from trial import first_line, record_of_case, record_of_text_model, register_softmax
 
-ATTENTIONS = ("skyformer", "kernelized")
-ALL_KEYS = "every-key-of-softmax"
-"""Skyformer with the softmax kernel and every row as a landmark, which is softmax attention."""
-TOLERANCE = 2e-3
-
-
-def testers(tests: Path, only: list[str]) -> Iterator[tuple[str, Any]]:
-    """The test cases of all models that build models of transformers, after their own set-up."""
-    for folder in sorted((tests / "models").iterdir()):
-        file = folder / f"test_modeling_{folder.name}.py"
-        if not file.is_file() or (only and folder.name not in only):
-            continue
-        try:
-            module = importlib.import_module(f"tests.models.{folder.name}.{file.stem}")
-        except Exception as error:
-            print(f"{folder.name}: not imported: {type(error).__name__}: {error}", flush=True)
-            continue
-        for cls in vars(module).values():
-            if isinstance(cls, type) and issubclass(cls, unittest.TestCase) and getattr(cls, "all_model_classes", ()):
-                try:
-                    case = cls()
-                    case.setUp()
-                    yield folder.name, case
-                except Exception as error:
-                    print(f"{folder.name}: {cls.__name__}: {type(error).__name__}: {error}", flush=True)
+SECONDS_PER_CLASS, SECONDS_PER_FILE, SECONDS_WITHOUT_TESTS = 60, 240, 15
+BYTES_PER_FILE = 6 * 2**30
+NOT_TRIED = "not tried: "
 
 
-def outputs(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[Tensor]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        result = model(**copy.deepcopy(inputs)).to_tuple()
-    return [x for x in result if isinstance(x, Tensor) and x.is_floating_point()]
+def base_classes() -> dict[str, str]:
+    """The base model of every model type, by the name of its class."""
+    found = {}
+    for kind, names in MODEL_MAPPING_NAMES.items():
+        for name in [names] if isinstance(names, str) else names:
+            found.setdefault(name, kind)
+    return found
 
 
-def same(a: list[Tensor], b: list[Tensor], tolerance: float) -> bool:
-    return len(a) == len(b) and all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(a, b, strict=True)
-    )
+def cases_of(module: Any) -> Iterator[type[unittest.TestCase]]:
+    for cls in vars(module).values():
+        if isinstance(cls, type) and issubclass(cls, unittest.TestCase) and cls.__module__ == module.__name__:
+            yield cls
 
 
-def build(cls: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = cls(copy.deepcopy(config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                # The initial weights are so small that all keys would have the same weight.
-                parameter.normal_(0, 0.2)
-    return model
+def classes_of(case: Any, bases: dict[str, str]) -> list[type[PreTrainedModel]]:
+    """The base models that a test case builds. If it lists models with a head only, the first stands for its base."""
+    listed = [cls for cls in getattr(case, "all_model_classes", ()) or () if isinstance(cls, type)]
+    return [cls for cls in listed if cls.__name__ in bases] or listed[:1]
 
 
-def first_line(error: BaseException) -> str:
-    """The first sentence of an error."""
-    return (str(error).strip().splitlines() or [""])[0].partition(". ")[0][:300]
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds} s")
 
-
-def implementations(model: PreTrainedModel) -> dict[str, Any]:
-    """The attention of each part of a model, as `set_attn_implementation` takes it."""
-    parts = {name: getattr(model.config, name, None) for name in model.config.sub_configs}
-    inside = {name: part._attn_implementation for name, part in parts.items() if part is not None}
-    return {"": model.config._attn_implementation, **inside}
-
-
-def tried(model: PreTrainedModel, inputs: Mapping[str, Any], name: str) -> str:
-    """What happens with this attention: "works", a refusal with its reason, or a fault."""
-    first, own = implementations(model), outputs(model, inputs)
-    repeats = same(own, outputs(model, inputs), 1e-5)
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
     try:
-        model.set_attn_implementation(name)
-        found = outputs(model, inputs)
-        finite = all(x.isfinite().all() for x, y in zip(found, own, strict=True) if y.isfinite().all())
-        verdict = "works" if finite else "fault: outputs that are not finite"
-        if repeats and name != ALL_KEYS and same(found, own, 0.0):
-            verdict = "fault: no effect"
-    except SkyformerError as refused:
-        verdict = f"refused: {first_line(refused)}"
-    except Exception as error:
-        verdict = f"fault: {type(error).__name__}: {first_line(error)}"
-    model.set_attn_implementation(first)
-    if repeats and not same(outputs(model, inputs), own, 1e-5):
-        return f"fault: not restored after: {verdict}"
-    return verdict
+        yield
+    finally:
+        signal.alarm(0)
 
 
-def agrees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool | None:
-    """Whether softmax attention by our interface equals the model's own; None if that cannot be told."""
-    model.set_attn_implementation("eager")
-    own = outputs(model, inputs)
-    if not same(own, outputs(model, inputs), 1e-5) or not all(x.isfinite().all() for x in own):
-        return None
-    model.set_attn_implementation(ALL_KEYS)
-    found = outputs(model, inputs)
-    mask = inputs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        # The outputs at padding have no meaning.
-        found, own = ([x[mask.bool()] if x.shape[:2] == mask.shape else x for x in each] for each in (found, own))
-    return same(found, own, TOLERANCE)
+def try_file(file: Path, bases: dict[str, str], out: Path) -> None:
+    """In the forked process: one line of JSON for every class, and one before it, in case the process dies."""
+
+    def tell(name: str, row: dict[str, str]) -> None:
+        with out.open("a") as handle:
+            handle.write(json.dumps([name, row]) + "\n")
+
+    model = file.parent.name
+    try:
+        with limit(SECONDS_PER_CLASS):
+            module = importlib.import_module(f"tests.models.{model}.{file.stem}")
+    except BaseException as error:
+        tell(f"{file.stem} (no class)", {"outcome": f"{NOT_TRIED}{type(error).__name__}: {first_line(error)}"})
+        return
+    for kind in cases_of(module):
+        try:
+            with limit(SECONDS_PER_CLASS):
+                case: Any = kind()
+                case.setUp()
+            classes = classes_of(case, bases)
+        except BaseException as error:
+            classes = classes_of(kind, bases)
+            for cls in classes:
+                tell(cls.__name__, {"outcome": f"{NOT_TRIED}setUp: {type(error).__name__}: {first_line(error)}"})
+            continue
+        for cls in classes:
+            about = {"model": model, "config": getattr(cls.config_class, "__name__", "")}
+            tell(cls.__name__, {**about, "outcome": "fault: the process died or took too long"})
+            try:
+                with limit(SECONDS_PER_CLASS):
+                    tell(cls.__name__, {**about, **record_of_case(case, cls)})
+            except BaseException as error:
+                tell(cls.__name__, {**about, "outcome": f"{NOT_TRIED}{type(error).__name__}: {first_line(error)}"})
 
 
-def record_of(case: Any, cls: type[PreTrainedModel]) -> dict[str, str]:
-    config, inputs = case.model_tester.prepare_config_and_inputs_for_common()
-    inputs = case._prepare_for_class(inputs, cls)
-    model = build(cls, config)
-    result = {name: tried(model, inputs, name) for name in ATTENTIONS}
-    if result["skyformer"] == "works":
-        equal = agrees(model, inputs)
-        if equal is not None:
-            result["equal to eager"] = "yes" if equal else "no"
-    return result
+def try_text_model(name: str, out: Path) -> None:
+    """In the forked process: a class without tests, if it can be made as a model of texts."""
+    try:
+        with limit(SECONDS_WITHOUT_TESTS):
+            cls = getattr(transformers, name)
+            if cls.config_class.sub_configs or "input_ids" not in inspect.signature(cls.forward).parameters:
+                raise TypeError("it is not a model of texts alone")
+            about = {"model": cls.__module__.split(".")[-2], "config": cls.config_class.__name__}
+            row = {**about, **record_of_text_model(cls)}
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        row = {"outcome": f"{NOT_TRIED}no tests in this copy, and a small model of texts cannot be made ({reason})"}
+    out.write_text(json.dumps([name, row]))
+
+
+def in_a_process(run: Callable[[Path], None]) -> dict[str, dict[str, str]]:
+    """The rows by class that a function writes; the first complete row of a class counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.jsonl"
+        out.touch()
+        child = os.fork()
+        if child == 0:
+            try:
+                resource.setrlimit(resource.RLIMIT_AS, (BYTES_PER_FILE, BYTES_PER_FILE))
+                with Path(os.devnull).open("w") as null:
+                    os.dup2(null.fileno(), 1)
+                    os.dup2(null.fileno(), 2)
+                    run(out)
+            finally:
+                os._exit(0)
+        end = time.monotonic() + SECONDS_PER_FILE
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+            time.sleep(0.05)
+        rows: dict[str, dict[str, str]] = {}
+        for line in out.read_text().splitlines():
+            name, row = json.loads(line)
+            if KINDS[0] not in rows.get(name, {}):
+                rows[name] = row
+        return rows
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", type=Path)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    root, only = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    torch.set_num_threads(1)
+    root = options.tests.resolve()
     prepare(root)
-    skyformer.hf.register(ALL_KEYS, kernel="softmax", num_landmarks=100_000)
-    record = json.loads(RECORD.read_text()) if only and RECORD.exists() else {"classes": {}}
-    record["transformers"], record["torch"] = transformers.__version__, torch.__version__
-    for name, case in testers(root / "tests", only):
-        # The first class is the model itself; the others add heads, which have no attention.
-        for cls in case.all_model_classes[:1]:
-            try:
-                result = record_of(case, cls)
-            except Exception as error:
-                print(f"{name}: {cls.__name__} was not tried: {type(error).__name__}: {first_line(error)}", flush=True)
-                continue
-            record["classes"][cls.__name__] = {"model": name, "config": cls.config_class.__name__, **result}
-            print(name, cls.__name__, result, flush=True)
-        record["classes"] = dict(sorted(record["classes"].items()))
-        write_atomic(RECORD, dump_json(record))
+    importlib.import_module("tests.causal_lm_tester")
+    register_softmax()
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    record: dict[str, Any] = json.loads(TRIALS.read_text()) if TRIALS.exists() else {}
+    if options.again or any(record.get(name) != version for name, version in versions.items()):
+        record = {**versions, "files": {}}
+    bases = base_classes()
+    for file in sorted((root / "tests" / "models").glob("*/test_modeling_*.py")):
+        name = f"{file.parent.name}/{file.name}"
+        if options.models and file.parent.name not in options.models:
+            continue
+        if name in record["files"] and not options.models:
+            continue
+        begin = time.monotonic()
+        record["files"][name] = in_a_process(partial(try_file, file, bases))
+        print(f"{time.monotonic() - begin:.1f} s {name}", json.dumps(record["files"][name]), flush=True)
+        record["files"] = dict(sorted(record["files"].items()))
+        write_atomic(TRIALS, dump_json(record))
+    if not options.models:
+        tried = {name for rows in record["files"].values() for name in rows}
+        for name in sorted(set(bases) - tried):
+            record["files"][f"{name} (no tests)"] = in_a_process(partial(try_text_model, name))
+            print(name, json.dumps(record["files"][f"{name} (no tests)"]), flush=True)
+            write_atomic(TRIALS, dump_json(record))
+    write_atomic(TRIALS, dump_json(record))
+    write_groups()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The record of the outside suites: which versions were tried, and how many tests passed."""
+"""The record of the outside suites: which versions were tried, how many tests passed, and why others did not run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skyformer.environment import installed_version
@@ -12,12 +12,21 @@ from skyformer.files import dump_json, write_atomic
 FILE = Path(__file__).parents[2] / "results" / "outside" / "matrix.json"
 
 
-def record(suite: str, passed: int, skipped: int, failed: Sequence[str]) -> None:
-    """Replace the row of this suite and these versions."""
+def record(
+    suite: str, passed: int, skipped: Mapping[str, str | None], failed: Sequence[str], outdated: Sequence[str] = ()
+) -> None:
+    """Replace the row of this suite and these versions.
+
+    Args:
+        skipped: the reason for every test that was skipped, by its name.
+        failed: the tests that failed. outdated: those that transformers' own BERT fails as well.
+    """
     versions = {name: installed_version(name) for name in ("torch", "transformers")}
-    rows = json.loads(FILE.read_text())["rows"] if FILE.exists() else []
+    content = json.loads(FILE.read_text()) if FILE.exists() else {"rows": [], "skips": {}}
     key = {"suite": suite, **versions}
-    rows = [row for row in rows if any(row[name] != value for name, value in key.items())]
-    rows.append({**key, "passed": passed, "skipped": skipped, "failed": list(failed)})
+    rows = [row for row in content["rows"] if any(row[name] != value for name, value in key.items())]
+    rows.append({**key, "passed": passed, "skipped": len(skipped), "failed": list(failed), "outdated": list(outdated)})
+    rows.sort(key=lambda row: (row["suite"], row["torch"], row["transformers"]))
+    skips = {**content.get("skips", {}), suite: dict(sorted(skipped.items()))}
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(FILE, dump_json({"rows": sorted(rows, key=lambda row: (row["suite"], row["torch"]))}))
+    write_atomic(FILE, dump_json({"rows": rows, "skips": skips}))

@@ -1,19 +1,23 @@
 """transformers' own tests of models and configs on the Skyformer models.
 
 tests/outside/test_transformers.py copies it, with borrowed.py, to another folder and runs it there in a process whose
-package `tests` is that of transformers; SKYFORMER_ATTENTION names the attention.
+package `tests` is that of transformers. SKYFORMER_ATTENTION names the attention of the config, and
+SKYFORMER_IMPLEMENTATION, if it is set, the implementation that runs in its place.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import unittest
 from typing import Any
+from unittest import mock
 
 from borrowed import folder, prepare
 
 prepare(folder())
 
+from transformers import PreTrainedModel  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 
 from skyformer.hf import (  # noqa: E402
@@ -24,6 +28,7 @@ from skyformer.hf import (  # noqa: E402
     SkyformerForTokenClassification,
     SkyformerModel,
 )
+from skyformer.hf.modeling import SkyformerPreTrainedModel  # noqa: E402
 from tests.test_configuration_common import ConfigTester  # noqa: E402
 from tests.test_modeling_common import ModelTesterMixin, ids_tensor, random_attention_mask  # noqa: E402
 
@@ -36,6 +41,8 @@ modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES["skyformer"] = "Skyform
 if not hasattr(SkyformerConfig, "has_no_defaults_at_init"):
     # An attribute of the version that the copied tests belong to.
     SkyformerConfig.has_no_defaults_at_init = False
+# Some tests set the epsilon under every name that any model has for it; the package refuses names like its own.
+SkyformerConfig._refuse_misnamed = lambda self, name: None
 
 
 class SkyformerTester:
@@ -58,6 +65,7 @@ class SkyformerTester:
             attention=os.environ.get("SKYFORMER_ATTENTION", "softmax"),
             type_vocab_size=2,
             pad_token_id=0,
+            attn_implementation=os.environ.get("SKYFORMER_IMPLEMENTATION"),
         )
 
     def prepare_config_and_inputs_for_common(self) -> tuple[SkyformerConfig, dict[str, Any]]:
@@ -70,6 +78,7 @@ class SkyformerTester:
 
 
 class SkyformerModelTest(ModelTesterMixin, unittest.TestCase):
+    test_resize_position_embeddings = True
     all_model_classes = (
         SkyformerModel,
         SkyformerForMaskedLM,
@@ -77,8 +86,6 @@ class SkyformerModelTest(ModelTesterMixin, unittest.TestCase):
         SkyformerForTokenClassification,
         SkyformerForQuestionAnswering,
     )
-    # The attentions of this package never compute the weights; "eager" returns those of softmax attention instead.
-    has_attentions = False
 
     def setUp(self) -> None:
         self.model_tester = SkyformerTester(self)
@@ -86,3 +93,17 @@ class SkyformerModelTest(ModelTesterMixin, unittest.TestCase):
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
+
+    def test_sdpa_can_dispatch_non_composite_models(self) -> None:
+        """The test expects "sdpa" as the default; here the attention of the config is."""
+        default = PreTrainedModel.get_correct_attn_implementation
+        with mock.patch.object(SkyformerPreTrainedModel, "get_correct_attn_implementation", default):
+            super().test_sdpa_can_dispatch_non_composite_models()
+
+    def test_can_init_all_missing_weights(self) -> None:
+        """The test is only for files that say when they were written."""
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as dated:
+            dated.write("# Copyright 2026")
+            dated.flush()
+            with mock.patch("inspect.getfile", return_value=dated.name):
+                super().test_can_init_all_missing_weights()

@@ -34,13 +34,13 @@ from skyformer.attention.base import Attention, Inputs, Promise, computed_in_flo
 from skyformer.attention.partition import Parts, contiguous_parts, split_examples, take_rows, tree_parts, valid_first
 from skyformer.attention.registry import register_attention
 from skyformer.checks import check_at_least, check_scale
-from skyformer.errors import InputError, UnknownNameError
+from skyformer.errors import InputError, UnknownNameError, UnsupportedError
 from skyformer.functional import attend_kernelized, attend_softmax, value_range
 from skyformer.ops.distances import accurate_points, mean_of_valid
 from skyformer.ops.flash import softmax_product
 from skyformer.ops.kernels import GaussianKernel, scale_of
 from skyformer.ops.products import Plan
-from skyformer.ops.tracing import transforming
+from skyformer.ops.tracing import is_variable, transforming
 
 BUDGET = 240
 """The default number of scores per query."""
@@ -175,6 +175,11 @@ def check_kernel(kernel: str) -> None:
 @computed_in_float32
 def _attend(inputs: Inputs, plan: TiltedPlan, slope: bool, ordered: bool, scale: float | None, kernel: str) -> Tensor:
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
+    if torch.compiler.is_exporting() and (is_variable(query.shape[2]) or is_variable(key.shape[2])):
+        raise UnsupportedError(
+            "torch.export of tilted attention must have a fixed length, because the sizes of its blocks and cells "
+            "follow from it; the batch size may vary: dynamic_shapes={0: Dim('batch')} for query, key and value"
+        )
     scale = scale_of(query, scale)
     if key.shape[2] > plan.num_keys and query.numel() > 0:
         if kernel == "gaussian":
@@ -229,11 +234,14 @@ def _approximate(inputs: _Scaled, plan: TiltedPlan, slope: bool, ordered: bool) 
     """
     heads = inputs.each_head_alone().centred()
     blocks, (cells, short) = _query_blocks(heads, plan, ordered), _key_cells(heads, plan)
-    # torch.compile would trace every part, which takes long.
-    count = heads.query.shape[0] if torch.compiler.is_compiling() else plan.heads_at_once(inputs)
-    shorts = repeat(None) if short is None else short.split(count)
-    parts = zip(heads.split(count), blocks.split(count), cells.split(count), shorts, strict=False)
-    out = torch.cat([_recomputed_in_backward(*part, plan, slope) for part in parts])
+    if torch.compiler.is_compiling():
+        # It would trace every part, which takes long, and the number of parts would fix the batch size of a program.
+        out = _recomputed_in_backward(heads, blocks, cells, short, plan, slope)
+    else:
+        count = plan.heads_at_once(inputs)
+        shorts = repeat(None) if short is None else short.split(count)
+        parts = zip(heads.split(count), blocks.split(count), cells.split(count), shorts, strict=False)
+        out = torch.cat([_recomputed_in_backward(*part, plan, slope) for part in parts])
     return out.view(*inputs.query.shape[:3], -1)
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from skyformer.attention import attention_options
 from skyformer.checks import check_at_least, check_positive, check_probability
-from skyformer.errors import InputError, UnknownNameError, UnsupportedError
+from skyformer.errors import InputError, UnknownNameError
 from skyformer.model.config import ModelConfig
 
 CONFIG_ATTENTION = "config"
@@ -100,19 +100,22 @@ class SkyformerConfig(PreTrainedConfig):
 
     @property
     def output_attentions(self) -> bool | None:
-        """Whether models return attention weights, which only `attn_implementation="eager"` computes."""
+        """Whether models return attention weights."""
         return self._output_attentions
 
     @output_attentions.setter
     def output_attentions(self, wanted: bool | None) -> None:
         # The library's own setter would silently change the attention to "eager".
-        check_weights_exist(wanted, self._attn_implementation)
         self._output_attentions = wanted
 
     def validate(self) -> None:
         """Raises an `InputError` if a setting cannot be used."""
-        check_weights_exist(self.output_attentions, self._attn_implementation)
-        super().validate()  # type: ignore[misc]
+        # The library's own check would accept weights from "eager" only.
+        wanted, self._output_attentions = self._output_attentions, False
+        try:
+            super().validate()  # type: ignore[misc]
+        finally:
+            self._output_attentions = wanted
         for name in _AT_LEAST_ONE:
             check_at_least(name, getattr(self, name), 1)
         check_at_least("type_vocab_size", self.type_vocab_size, 0)
@@ -168,12 +171,3 @@ class SkyformerConfig(PreTrainedConfig):
         ours = [field.name for field in dataclasses.fields(SkyformerConfig)]
         if difflib.get_close_matches(name, ours, n=1, cutoff=_SIMILARITY):
             raise UnknownNameError("setting of SkyformerConfig", name, ours)
-
-
-def check_weights_exist(wanted: bool | None, implementation: str | None) -> None:
-    """Raises if attention weights are wanted from an implementation that never computes them."""
-    if wanted and implementation in (None, CONFIG_ATTENTION, "sdpa"):
-        raise UnsupportedError(
-            f"output_attentions must be False with attn_implementation={implementation or CONFIG_ATTENTION!r}, which "
-            "never computes the weights; set_attn_implementation('eager') returns those of softmax attention instead"
-        )

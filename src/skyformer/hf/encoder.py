@@ -12,6 +12,7 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from skyformer.errors import InputError, ShapeError
 from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
+from skyformer.hf.functions import wants_weights, with_weights
 from skyformer.model.encoder import forked_random_stream
 
 
@@ -114,19 +115,29 @@ class SkyformerSelfAttention(nn.Module):
         self.project_out = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """x (B, n, hidden_size) to the same shape, and the attention weights if the implementation computes them."""
+        """x (B, n, hidden_size) to the same shape, and the attention weights (B, H, n, n) if they are requested."""
         sides = self.project_in(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         query, key, value = (side.transpose(1, 2).contiguous() for side in sides)
-        implementation, weights = self.config._attn_implementation, None
-        if implementation == CONFIG_ATTENTION:
-            out = self.mechanism(query, key, value, key_mask=attention_mask).transpose(1, 2)
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-            dropout = self.dropout if self.training else 0.0
-            out, weights = attend(
-                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        wanted = wants_weights(self, kwargs)
+        if self.config._attn_implementation == CONFIG_ATTENTION:
+            out, weights = with_weights(lambda v: self.mechanism(query, key, v, key_mask=attention_mask), value, wanted)
+        elif self.config._attn_implementation == "sdpa":
+            kwargs.pop("output_attentions", None)
+            out, weights = with_weights(
+                lambda v: self._by_interface(query, key, v, attention_mask, **kwargs)[0], value, wanted
             )
-        return self.project_out(out.flatten(2)), weights
+        else:
+            out, weights = self._by_interface(query, key, value, attention_mask, **kwargs)
+        return self.project_out(out.transpose(1, 2).flatten(2)), weights
+
+    def _by_interface(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, H, n, head_dim) by transformers' interface, and the weights if the implementation returns them."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.dropout if self.training else 0.0
+        out, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return out.transpose(1, 2), weights
 
 
 class SkyformerLayer(GradientCheckpointingLayer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -88,12 +88,10 @@ class RegisteredAttention(abc.ABC):
         self._refuse_pattern(module, pattern)
         query, scale = _unscaled(module, query, scaling)
         call = Call(module, query, key, value, visible.key_mask, pattern, dropout, scale)
-        if not _wants_weights(module, others):
-            return self.attend(call).transpose(1, 2).contiguous(), None
-        # The weights are the matrix that multiplies the values, so the identity as further values returns them.
-        out = self.attend(replace(call, value=torch.cat([value, _identity(value)], -1)))
-        size = value.shape[-1]
-        return out[..., :size].transpose(1, 2).contiguous(), out[..., size:]
+        out, weights = with_weights(
+            lambda values: self.attend(replace(call, value=values)), value, wants_weights(module, others)
+        )
+        return out.transpose(1, 2).contiguous(), weights
 
     @abc.abstractmethod
     def attend(self, call: Call) -> Tensor:
@@ -351,7 +349,7 @@ def _unscaled(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[
     return query / own, own
 
 
-def _wants_weights(module: nn.Module, others: Mapping[str, Any]) -> bool:
+def wants_weights(module: nn.Module, others: Mapping[str, Any]) -> bool:
     """Whether the weights are requested: in the call, in the config, or (for models that do not pass the argument on)
     by the library's recording of outputs."""
     by_config = getattr(getattr(module, "config", None), "output_attentions", False)
@@ -364,7 +362,16 @@ def _records_weights() -> bool:
     return recorded is not None and any("attentions" in kind for kind in recorded)
 
 
-def _identity(value: Tensor) -> Tensor:
-    """The identity (B, H, S, S) for values (B, H, S, Pv)."""
-    size = value.shape[2]
-    return torch.eye(size, dtype=value.dtype, device=value.device).expand(*value.shape[:2], size, size)
+def with_weights(
+    attend: Callable[[Tensor], Tensor], value: Tensor, wanted: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """The output (B, H, L, Pv) of an attention for values (B, H, S, Pv), and its weights (B, H, L, S) if wanted.
+
+    The weights are the matrix that multiplies the values, so the identity as further values returns them.
+    """
+    if not wanted:
+        return attend(value), None
+    size, num_keys = value.shape[-1], value.shape[2]
+    identity = torch.eye(num_keys, dtype=value.dtype, device=value.device).expand(*value.shape[:2], num_keys, num_keys)
+    out = attend(torch.cat([value, identity], -1))
+    return out[..., :size], out[..., size:]

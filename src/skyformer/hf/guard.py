@@ -1,14 +1,16 @@
 """The guard around every switch to one of our attentions: `set_attn_implementation`, `from_pretrained`, `from_config`.
 
-transformers has no hook for this, so two of its methods are wrapped when `skyformer.hf` is imported. A model that would
-ignore the switch is refused, a refused switch leaves the model as it was, and the first forward pass must have called
-our attention. Before each pass the guard also looks for texts that are longer than the model's learned positions, and
-warns once if weights trained with softmax attention are evaluated with an attention that does not approximate it.
+transformers has no hook for this, so four of its methods are wrapped when `skyformer.hf` is imported. A model that
+would ignore the switch is refused, a refused switch leaves the model as it was, and the first forward pass must have
+called our attention. Before each pass the guard also looks for texts that are longer than the model's learned
+positions, and warns once if weights trained with softmax attention are evaluated with an attention that does not
+approximate it.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -20,13 +22,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from skyformer.attention import list_attentions
-from skyformer.errors import AttentionWarning, ShapeError, UnsupportedError
+from skyformer.errors import AttentionWarning, ShapeError, SkyformerError, UnsupportedError
 from skyformer.hf.functions import RegisteredAttention, ours
 from skyformer.hf.interface import register
 from skyformer.hf.positions import learned_positions
 
 TRAINED_WITH = "skyformer_attention"
 """The setting in which a config records the name of our attention that its weights were trained with."""
+
+_OWN_LIST = "chooses its attention from a list of its own and never asks transformers' attention interface"
 
 _state = threading.local()
 _unverified: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
@@ -42,7 +46,7 @@ def own_attention(model: type[PreTrainedModel]) -> str | None:
 
 
 def install() -> None:
-    """Wrap the two methods, once."""
+    """Wrap the methods, once."""
     if hasattr(PreTrainedModel.set_attn_implementation, "__wrapped__"):
         return
     adjust, switch = PreTrainedModel._check_and_adjust_attn_implementation, PreTrainedModel.set_attn_implementation
@@ -72,8 +76,26 @@ def install() -> None:
         for part in _parts(self):
             (_watch if ours(part.config._attn_implementation) is not None else _unwatch)(part)
 
+    PreTrainedModel._from_config = _guarded_constructor(PreTrainedModel._from_config)  # type: ignore[method-assign]
+    PreTrainedModel.from_pretrained = _guarded_constructor(PreTrainedModel.from_pretrained)  # type: ignore[method-assign]
     PreTrainedModel._check_and_adjust_attn_implementation = guarded_adjust  # type: ignore[method-assign]
     PreTrainedModel.set_attn_implementation = guarded_switch  # type: ignore[method-assign]
+
+
+def _guarded_constructor(constructor: Any) -> Any:
+    """A class method that refuses classes which look up their attention in a table of their own."""
+
+    @functools.wraps(constructor.__func__)
+    def guarded(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return constructor.__func__(cls, *args, **kwargs)
+        except KeyError as missing:
+            name = missing.args[0] if missing.args else None
+            if ours(name) is None:
+                raise
+            raise UnsupportedError(_without_effect(str(name), f"{cls.__name__} {_OWN_LIST}")) from missing
+
+    return classmethod(guarded)
 
 
 def register_by_name(name: object) -> None:
@@ -115,13 +137,35 @@ def _requests(model: PreTrainedModel, requested: str | dict[str, Any]) -> Iterat
 
 def _refuse_own_attention(part: PreTrainedModel, name: str) -> None:
     reason = own_attention(type(part))
+    if reason is None and any(type(module) in _listed_attentions(module.__module__) for module in _own_modules(part)):
+        reason = f"{type(part).__name__} {_OWN_LIST}"
     if reason is not None:
-        raise UnsupportedError(
-            f"attn_implementation={name!r} would have no effect: {reason}. Use another family "
-            "(skyformer.hf.supports(model) says whether one works), switch only the other parts of a model of several "
-            f"parts (attn_implementation={{'text_config': {name!r}}}), or build skyformer.MultiheadAttention into a "
-            "model of your own"
-        )
+        raise UnsupportedError(_without_effect(name, reason))
+
+
+def _own_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model without those of the models inside it."""
+    for child in model.children():
+        if not isinstance(child, PreTrainedModel):
+            yield child
+            yield from _own_modules(child)
+
+
+@functools.cache
+def _listed_attentions(file: str) -> frozenset[object]:
+    """The attention classes from which the models of a Python module choose by `attn_implementation`."""
+    names = vars(sys.modules[file])
+    tables = [table for name, table in names.items() if name.endswith("ATTENTION_CLASSES") and isinstance(table, dict)]
+    return frozenset(cls for table in tables for cls in table.values())
+
+
+def _without_effect(name: str, reason: str) -> str:
+    return (
+        f"attn_implementation={name!r} would have no effect: {reason}. Use another family "
+        "(skyformer.hf.supports(model) says whether one works), switch only the other parts of a model of several "
+        f"parts (attn_implementation={{'text_config': {name!r}}}), or build skyformer.MultiheadAttention into a "
+        "model of your own"
+    )
 
 
 def _watch(model: PreTrainedModel) -> None:
@@ -160,15 +204,28 @@ def _after(model: PreTrainedModel, args: tuple[Any, ...], output: Any) -> None:
     if torch.compiler.is_compiling() or not getattr(_state, "depth", 0):
         return
     _state.depth -= 1
-    if _state.depth or output is None or model not in _unverified:
+    if _state.depth or model not in _unverified:
         return
     name = model.config._attn_implementation
+    if output is None:
+        _explain(sys.exc_info()[1], type(model).__name__, name)
+        return
     if RegisteredAttention.calls == _state.calls:
         raise UnsupportedError(
             f"{type(model).__name__} ran without calling attention {name!r}: it keeps its own attention, or has none, "
             "so attn_implementation has no effect. Use another family; skyformer.hf.supports(model) says if one works"
         )
     _unverified.difference_update(_parts(model))
+
+
+def _explain(error: BaseException | None, model: str, name: str) -> None:
+    """Adds to the error of a model's first pass that the attention may be its cause."""
+    if error is not None and not isinstance(error, SkyformerError):
+        error.add_note(
+            f"{model} failed in its first forward pass with attention {name!r}. If it runs with "
+            "attn_implementation='eager', its code expects masks or arguments that this attention does not have; use "
+            "'sdpa' or 'eager' for this model"
+        )
 
 
 def _check_length(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""Masks: a mask function that leaves padding masks two-dimensional, and the reading of the masks that models pass on.
+"""Masks: a mask function that never expands padding masks, and the reading of the masks that models pass on.
 
 transformers builds masks from a function of indices (causal, bidirectional, sliding windows, ...) and a padding mask
-(B, S). `plain_mask` returns the padding mask with the pattern of the indices attached; `read_mask` returns both.
+(B, S). `plain_mask` returns padding alone as (B, 1, 1, S), which models can slice and repeat like one of (B, 1, L, S).
+Any other pattern of indices is attached to a mask (B, S): operations on a mask lose its pattern, and then one of two
+dimensions fails, where one of four would silently stand for padding alone. `read_mask` returns padding and pattern.
 """
 
 from __future__ import annotations
@@ -23,12 +25,24 @@ from transformers.masking_utils import (
 from skyformer.errors import MaskError, UnsupportedError
 
 _ATTRIBUTE = "_skyformer_pattern"
+_INDEXED = "choose the keys of every query by scores of their own"
 _EXPECT_WIDE_MASKS = {
-    "Pix2StructTextConfig": "add a position_bias to the scores, which this attention never computes",
+    "AXK2Config": _INDEXED,
+    "DeepseekV32Config": _INDEXED,
+    "DogeConfig": "add learned terms to the scores",
+    "Gemma4AudioConfig": "compute attention inside chunks of tokens with their own code",
+    "GitConfig": "compute the attention of their text part with their own code",
+    "GlmMoeDsaConfig": _INDEXED,
+    "HYV4Config": _INDEXED,
     "InformerConfig": "compute most of their attention (ProbSparse) with their own code",
+    "MistralLarge4TextConfig": _INDEXED,
+    "NemotronAsrStreamingEncoderConfig": "add positions to the scores through the mask",
+    "NllbMoeConfig": "route tokens to experts by a mask of every pair of tokens",
+    "PPDocLayoutV2ReadingOrderConfig": "add the mask to scores that they compute with their own code",
+    "Pix2StructTextConfig": "add a position_bias to the scores, which this attention never computes",
 }
-"""Configs of models that build their mask by `attn_implementation` but then expect one of four dimensions, and why they
-cannot be used in any case."""
+"""Configs of models that build their mask by `attn_implementation` but then expect one of every pair of tokens, and why
+they cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +81,12 @@ def plain_mask(
     device: torch.device | str = "cpu",
     config: Any = None,
     **others: Any,
-) -> Tensor | None:
-    """The padding mask, bool (B, S), with its pattern attached; None if every query attends to every key."""
+) -> Tensor:
+    """Bool: (B, 1, 1, S) for padding alone, (B, S) with any other pattern attached.
+
+    If nothing at all is hidden, the mask says so by the pattern that is attached to it, so that its values need not be
+    looked at. None would not do: some modules call themselves causal although their model attends to everything.
+    """
     if not torch.compiler.is_compiling():
         _refuse_other_masks(config.__class__)
     if attention_mask is not None and attention_mask.dim() != 2:
@@ -80,11 +98,13 @@ def plain_mask(
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     pattern = _pattern_of(mask_function, local_size, int(q_offset) - int(kv_offset))
-    if pattern == Pattern():
-        return None if padding is None or _all_true(padding) else padding
+    nothing_hidden = padding is None or _all_true(padding)
     if padding is None:
         padding = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    return attach(padding.view_as(padding), pattern)
+    if pattern != Pattern():
+        return attach(padding.view_as(padding), pattern)
+    wide = padding[:, None, None]
+    return attach(wide, pattern) if nothing_hidden else wide
 
 
 def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -> Tensor | None:
@@ -97,7 +117,7 @@ def mask_with_sdpa_windows(*, local_size: int | None = None, **arguments: Any) -
 
 @cache
 def _refuse_other_masks(config_type: Any) -> None:
-    """Raises for models that build their mask by `attn_implementation` but then expect one of four dimensions."""
+    """Raises for models that build their mask by `attn_implementation` but then expect one of every pair of tokens."""
     if config_type.__name__ in _EXPECT_WIDE_MASKS:
         raise UnsupportedError(
             f"{config_type.__name__.removesuffix('Config')} models {_EXPECT_WIDE_MASKS[config_type.__name__]}. Use "
@@ -137,6 +157,8 @@ def read_mask(mask: Tensor | None, batch: int, num_keys: int) -> Visible:
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
         given = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError(f"attention_mask must be a tensor (B, S) or (B, 1, L, S); got {given}")
+    if mask.dim() == 4 and attached_pattern(mask) == Pattern():
+        return Visible(None, Pattern())
     if mask.dim() == 4:
         # Such a mask describes every pair, so whether the module is causal no longer matters.
         return Visible(_key_mask_of(mask)[:, :num_keys].expand(batch, -1), Pattern())
@@ -147,7 +169,8 @@ def read_mask(mask: Tensor | None, batch: int, num_keys: int) -> Visible:
 def _key_mask_of(mask: Tensor) -> Tensor:
     """(B, S) from a mask (B, 1 or H, 1 or L, S) that is the same for all queries and heads."""
     row = mask[:, :1, :1]
-    if not bool((mask == row).all()):
+    # Without looking at the values of a mask that has one row only, which would make an accelerator wait.
+    if mask.shape[1:3] != (1, 1) and not bool((mask == row).all()):
         raise UnsupportedError(
             f"attention_mask of shape {tuple(mask.shape)} hides different keys from different queries or heads; this "
             "attention never computes the (L, S) scores, so it supports padding only, the same keys for all. Pass the "

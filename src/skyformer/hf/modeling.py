@@ -1,12 +1,15 @@
 """Skyformer models for Hugging Face: the encoder alone, and with heads for classes of texts and of tokens, for answers
-in a text, and for masked tokens."""
+in a text, and for masked tokens.
 
-from __future__ import annotations
+The annotations stay objects (no `from __future__ import annotations`), because transformers reads from the type of
+`kwargs` whether a model can return attention weights.
+"""
 
 import abc
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +34,24 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from skyformer.attention import Attention
-from skyformer.checks import check_mask
+from skyformer.checks import check_at_least, check_mask
 from skyformer.errors import InputError, ShapeError, UnknownNameError
 from skyformer.hf.card import write_card
-from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig, check_weights_exist
+from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
 from skyformer.hf.encoder import SkyformerEmbeddings, SkyformerLayer, SkyformerSelfAttention, mlp
+from skyformer.hf.positions import refuse_fixed_lengths
 from skyformer.model.classifier import masked_mean
 from skyformer.model.encoder import forked_random_stream
 
 _ARGUMENTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
-_EXTRAS = ("output_hidden_states", "output_attentions", "num_items_in_batch")
-"""Other arguments of the library that have an effect here, or on the loss."""
+
+
+class Extras(TypedDict, total=False):
+    """Other arguments of the library that have an effect here, or on the loss."""
+
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    num_items_in_batch: Tensor | int | None
 
 
 class SkyformerPreTrainedModel(PreTrainedModel):
@@ -67,6 +77,25 @@ class SkyformerPreTrainedModel(PreTrainedModel):
         if requested_attention in (None, CONFIG_ATTENTION):
             return CONFIG_ATTENTION
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.base_model.embeddings.position_embeddings  # type: ignore[assignment, union-attr]
+        return embeddings
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Cut the positions, or append new ones with initial weights; `extend_positions` interpolates instead."""
+        check_at_least("new_num_position_embeddings", new_num_position_embeddings, 1)
+        refuse_fixed_lengths(self)
+        old = self.get_position_embeddings()
+        new = nn.Embedding(
+            new_num_position_embeddings, old.embedding_dim, device=old.weight.device, dtype=old.weight.dtype
+        )
+        self._init_weights(new)
+        kept = min(old.num_embeddings, new.num_embeddings)
+        with torch.no_grad():
+            new.weight[:kept] = old.weight[:kept]
+        self.base_model.embeddings.position_embeddings = new.requires_grad_(old.weight.requires_grad)  # type: ignore[union-attr]
+        self.config.max_position_embeddings = new_num_position_embeddings
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """As in transformers, with a model card (README.md) unless the folder has one."""
@@ -110,7 +139,7 @@ class SkyformerModel(SkyformerPreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[Extras],
     ) -> BaseModelOutputWithPooling:
         """input_ids int64 (B, n), or inputs_embeds (B, n, hidden_size), to last_hidden_state (B, n, hidden_size).
 
@@ -133,18 +162,16 @@ class SkyformerModel(SkyformerPreTrainedModel):
             return mask
         return create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=mask)
 
-    def _check_extras(self, extras: dict[str, Any]) -> None:
+    def _check_extras(self, extras: Mapping[str, object]) -> None:
         """Refuses unknown arguments, which the attentions of this package would ignore, such as a misspelt mask.
 
         Arguments that are None or False, such as `use_cache=False`, are accepted.
         """
-        name = self.config._attn_implementation
-        check_weights_exist(extras.get("output_attentions", self.config.output_attentions), name)
-        if name != CONFIG_ATTENTION:
+        if self.config._attn_implementation != CONFIG_ATTENTION:
             return
         for extra, given in extras.items():
-            if extra not in _EXTRAS and given is not None and given is not False:
-                raise UnknownNameError("argument of a Skyformer model:", extra, [*_ARGUMENTS, *_EXTRAS])
+            if extra not in Extras.__annotations__ and given is not None and given is not False:
+                raise UnknownNameError("argument of a Skyformer model:", extra, [*_ARGUMENTS, *Extras.__annotations__])
 
 
 class SkyformerModelWithHead(SkyformerPreTrainedModel):
@@ -162,7 +189,7 @@ class SkyformerModelWithHead(SkyformerPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[Extras],
     ) -> SequenceClassifierOutput | MaskedLMOutput | TokenClassifierOutput:
         """To the logits, and to the loss if there are labels; the other arguments are those of `SkyformerModel`."""
         outputs = self.skyformer(
@@ -248,7 +275,7 @@ class SkyformerForQuestionAnswering(SkyformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[Extras],
     ) -> QuestionAnsweringModelOutput:
         """To the logits, and to the loss if both positions (B,) are given; the rest is as in `SkyformerModel`."""
         outputs = self.skyformer(

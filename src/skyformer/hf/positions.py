@@ -36,7 +36,7 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
             "Rotary positions need no extension; call a vision model with interpolate_pos_encoding=True; extend a "
             "model of several parts part by part"
         )
-    _refuse_fixed_lengths(model)
+    refuse_fixed_lengths(model)
     for owner, name, embedding in found:
         first = _first_position(embedding)
         current = embedding.num_embeddings - first
@@ -48,7 +48,7 @@ def extend_positions(model: PreTrainedModel, max_length: int) -> PreTrainedModel
     return model
 
 
-def _refuse_fixed_lengths(model: PreTrainedModel) -> None:
+def refuse_fixed_lengths(model: PreTrainedModel) -> None:
     """Raises for Linformer now; otherwise it would raise only at the first longer text."""
     for module in model.modules():
         if isinstance(module, LinformerAttention):
