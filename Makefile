@@ -47,7 +47,8 @@ test-minimums:
 # Tests that other projects wrote. SKYFORMER_TRANSFORMERS_TESTS names a folder with the tests of transformers.
 test-outside:
 	./scripts/setup.sh dev
-	$(PY) -m pytest -m outside -rs tests/outside
+	$(PY) -m tests.outside.torch_transforms
+	$(PY) -m pytest -m outside -rs tests/outside/test_transformers.py
 	test -z "$$SKYFORMER_TRANSFORMERS_TESTS" || $(PY) tests/outside/families.py "$$SKYFORMER_TRANSFORMERS_TESTS"
 	$(PY) scripts/pages.py
 

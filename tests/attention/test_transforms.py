@@ -1,5 +1,5 @@
 """torch.func, vmap, forward mode, second derivatives and fake tensors for every attention. Traces and exports, which
-take minutes, are in tests/outside/test_torch_transforms.py."""
+take minutes, are in tests/outside/torch_transforms.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import skyformer
 from skyformer.attention import list_attentions
 from skyformer.attention.multihead import MultiheadAttention
 from skyformer.attention.tilted import tilted_attention
+from skyformer.errors import UnsupportedError
+from tests.helpers import refused
 from tests.outside import torch_transforms as checks
 
 QUICK = [
@@ -123,3 +125,9 @@ def test_a_gradient_penalty_trains_the_right_thing() -> None:
     torch.testing.assert_close(
         float((found * direction).sum()), (values[0] - values[1]) / (2 * step), rtol=1e-5, atol=0
     )
+
+
+def test_tilted_attention_is_exported_for_any_batch_size_but_one_length() -> None:
+    checks.check_program(checks.build("tilted"), masked=True, strict=False, any_length=False)
+    with refused(UnsupportedError, "tilted attention must have a fixed length", "dynamic_shapes"):
+        checks.check_program(checks.build("tilted"), masked=True, strict=False)

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    or_masks,
     sliding_window_bidirectional_mask_function,
 )
 
@@ -84,7 +85,7 @@ def test_other_patterns_are_refused_where_they_are_used() -> None:
     model = LlamaModel(LlamaConfig(**TEXT, num_key_value_heads=2)).eval()
     model.set_attn_implementation("kernelized")
     packed = torch.cat([torch.arange(25), torch.arange(LENGTH - 25)]).expand(2, -1)
-    with refused(UnsupportedError, "LlamaAttention", "packed into one row", "'sdpa' or 'eager'"):
+    with refused(UnsupportedError, "LlamaAttention", "several sequences in one row", "'sdpa' or 'eager'"):
         model(input_ids=tokens()["input_ids"], position_ids=packed, use_cache=False)
 
 
@@ -152,3 +153,13 @@ def test_a_module_that_calls_itself_causal_attends_to_everything_if_its_model_sa
     for name in ("exact-softmax", "all-of-softmax"):
         model.set_attn_implementation(name)
         torch.testing.assert_close(model(**inputs)[0], own, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_that_is_passed_on_to_an_inner_model_keeps_its_pattern() -> None:
+    """PaliGemma makes the mask of its text model, in which a prefix attends to itself in both directions."""
+    prefix = or_masks(causal_mask_function, lambda batch, head, query, key: key < 3)
+    outer = make(prefix, scattered_mask(2, 6))
+    inner = make(causal_mask_function, outer)
+    assert read_mask(inner, 2, 6).pattern == read_mask(outer, 2, 6).pattern
+    assert read_mask(inner, 2, 6).pattern != Pattern(causal=True)
+    assert read_mask(make(causal_mask_function, make(causal_mask_function)), 2, 6).pattern == Pattern(causal=True)

@@ -43,6 +43,7 @@ from skyformer.hf.families import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from borrowed import prepare
+from matrix import record as record_suite
 from outcomes import TRIALS, write_groups
 from trial import first_line, record_of_case, record_of_text_model, register_softmax
 
@@ -201,7 +202,14 @@ def main() -> None:
             print(name, json.dumps(record["files"][f"{name} (no tests)"]), flush=True)
             write_atomic(TRIALS, dump_json(record))
     write_atomic(TRIALS, dump_json(record))
-    write_groups()
+    found = write_groups()
+    faults = [group for group in found["groups"] if any("fault" in group[kind] for kind in KINDS)]
+    record_suite(
+        "model classes",
+        sum(len(group["classes"]) for group in found["groups"] if group not in faults),
+        sum(map(len, found["not tried"].values())),
+        [name for group in faults for name in group["classes"]] + found["equal to eager"]["different"],
+    )
 
 
 if __name__ == "__main__":

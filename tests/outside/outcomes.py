@@ -28,7 +28,7 @@ REASONS = (
     ),
     ("hides different keys", "it hides different keys from different queries or heads"),
     (
-        "of its own, such as several sequences",
+        "a pattern of its own",
         "it hides different keys from different queries, by a pattern of its own",
     ),
     (r"passes (\w+): (.*)", r"it passes `\1`: \2"),
@@ -96,8 +96,10 @@ def grouped(trials: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_groups() -> None:
-    write_atomic(RECORD, dump_json(grouped(json.loads(TRIALS.read_text()))))
+def write_groups() -> dict[str, Any]:
+    groups = grouped(json.loads(TRIALS.read_text()))
+    write_atomic(RECORD, dump_json(groups))
+    return groups
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from skyformer.attention import Attention, build_attention, list_attentions
+from skyformer.errors import SkyformerError
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "skyformer": {"num_landmarks": 6},
@@ -34,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "performer": {"num_features": 8},
     "tilted": {"num_blocks": 2, "num_exact": 3, "num_cells": 4},
 }
+REFUSED = "refused: "
 BLOCKS = 4
 """The block or chunk size of the attentions whose exported lengths must be multiples of it."""
 
@@ -183,7 +185,7 @@ class _Positional(nn.Module):
         return self.attention(query, key, value, key_mask=key_mask)
 
 
-def _check_export(attention: Attention, masked: bool, strict: bool, any_length: bool = True) -> None:
+def check_program(attention: Attention, masked: bool, strict: bool, any_length: bool = True) -> None:
     """One program for every batch size and, with `any_length`, every length; with blocks, every number of blocks."""
     torch._dynamo.reset()
     attention = attention.float()
@@ -204,16 +206,16 @@ def _check_export(attention: Attention, masked: bool, strict: bool, any_length: 
 
 
 def check_export(attention: Attention, mask: Tensor | None) -> None:
-    _check_export(attention, mask is not None, strict=False)
+    check_program(attention, mask is not None, strict=False)
 
 
 def check_strict_export(attention: Attention, mask: Tensor | None) -> None:
-    _check_export(attention, mask is not None, strict=True)
+    check_program(attention, mask is not None, strict=True)
 
 
 def check_batch_export(attention: Attention, mask: Tensor | None) -> None:
     for strict in (False, True):
-        _check_export(attention, mask is not None, strict=strict, any_length=False)
+        check_program(attention, mask is not None, strict=strict, any_length=False)
 
 
 Check = Callable[[Attention, Tensor | None], None]
@@ -237,14 +239,17 @@ CHECKS: dict[str, Check] = {
 
 
 def outcome(name: str, check: Check) -> str:
-    """ "yes", or the first line of the error, or of the one that `strict=True` found while it traced."""
+    """ "yes", "refused" with the package's own reason, or the first line of any other error."""
     try:
         for mask in (None, key_mask()):
             check(build(name), mask)
+    except SkyformerError as refused:
+        return f"{REFUSED}{refused}"
     except Exception as error:
         text = str(error).strip() or type(error).__name__
-        inner = re.search(r"raised exception \w+\([\"'](.*)[\"']\)", text)
-        return inner[1] if inner else text.splitlines()[0]
+        # Within the report of `strict=True` about what it found while it traced.
+        inner = re.search(r"raised exception UnsupportedError\([\"'](.*)[\"']\)", text)
+        return f"{REFUSED}{inner[1]}" if inner else text.splitlines()[0]
     return "yes"
 
 
@@ -252,13 +257,20 @@ def main() -> None:
     warnings.simplefilter("ignore")
     from skyformer.environment import describe_environment
     from skyformer.files import dump_json, write_atomic
+    from tests.outside.matrix import record
 
     cells = {}
     for title, check in CHECKS.items():
         cells[title] = {name: outcome(name, check) for name in list_attentions()}
         print(title, json.dumps(cells[title]), file=sys.stderr, flush=True)
+    answers = {f"{name}: {title}": answer for title, row in cells.items() for name, answer in row.items()}
+    refused = sum(answer.startswith(REFUSED) for answer in answers.values())
+    failed = [name for name, answer in answers.items() if answer != "yes" and not answer.startswith(REFUSED)]
+    record("transforms of torch", len(answers) - refused - len(failed), refused, failed)
     path = Path(__file__).parents[2] / "results" / "torch_transforms.json"
     write_atomic(path, dump_json({"environment": asdict(describe_environment()), "outcomes": cells}))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -125,10 +125,16 @@ def _collect(value: object, found: Outputs) -> None:
 
 
 def same(a: Outputs, b: Outputs, tolerance: float = 0.0) -> bool:
+    """With a tolerance relative to the largest number of each output, or to 1 if that is larger."""
     return len(a) == len(b) and all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+        x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=tolerance * largest(y), equal_nan=True)
         for x, y in zip(a, b, strict=True)
     )
+
+
+def largest(x: Tensor) -> float:
+    finite = x[x.isfinite()]
+    return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
 def first_line(error: BaseException) -> str:

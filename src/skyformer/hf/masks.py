@@ -28,6 +28,7 @@ _ATTRIBUTE = "_skyformer_pattern"
 _INDEXED = "choose the keys of every query by scores of their own"
 _EXPECT_WIDE_MASKS = {
     "AXK2Config": _INDEXED,
+    "BridgeTowerConfig": "call layers causal that have no mask and attend to everything",
     "DeepseekV32Config": _INDEXED,
     "DogeConfig": "add learned terms to the scores",
     "Gemma4AudioConfig": "compute attention inside chunks of tokens with their own code",
@@ -97,7 +98,8 @@ def plain_mask(
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
-    pattern = _pattern_of(mask_function, local_size, int(q_offset) - int(kv_offset))
+    # A model may pass the mask it has made on to a model inside it, which takes it for padding.
+    pattern = attached_pattern(attention_mask) or _pattern_of(mask_function, local_size, int(q_offset) - int(kv_offset))
     nothing_hidden = padding is None or _all_true(padding)
     if padding is None:
         padding = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
@@ -142,7 +144,7 @@ def _pattern_of(mask_function: Callable[..., Any], local_size: int | None, first
         return Pattern(causal=True, first_query=first_query)
     if local_size is not None:
         return Pattern(local=True, other=f"a window of {local_size} tokens")
-    return Pattern(other="a pattern of its own, such as several sequences packed into one row")
+    return Pattern(other="a pattern of its own, such as a prefix without order or several sequences in one row")
 
 
 def _all_true(mask: Tensor) -> bool:
