@@ -21,6 +21,7 @@ from skyformer import (
     use_backend,
 )
 from skyformer.landmarks import SAMPLERS
+from skyformer.ops.distances import accurate_points
 from skyformer.testing.suite import relative_error
 from tests.helpers import scattered_mask
 
@@ -171,3 +172,28 @@ def test_beyond_that_range_everything_is_finite_and_bounded(norm: float) -> None
         most = 1.01 if function is not few_cells else 3 * math.e
         assert float(out.detach().abs().max()) <= most * LENGTH * float(inputs[2].abs().max())
         assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize(("half_norm", "left_alone"), [(499.0, True), (501.0, False)])
+def test_norms_decide_even_where_the_largest_entry_does_not(half_norm: float, left_alone: bool) -> None:
+    # All of the norm is in one entry, so the bound from the largest entry is P times as large as the norm.
+    x = torch.zeros(1, 1, 4, DIM)
+    x[..., 1, 3] = -math.sqrt(2 * half_norm)
+    points, keys = accurate_points(x, torch.zeros_like(x), None, 1.0)
+    assert (points is x) == left_alone
+    torch.testing.assert_close(points - keys, x, check_dtype=False)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_points_that_are_not_finite_are_not_taken_for_small_ones(bad: float) -> None:
+    x = torch.zeros(1, 1, 4, DIM)
+    x[..., 2, 0] = bad
+    points, _ = accurate_points(x, torch.zeros_like(x), None, 1.0)
+    assert points is not x
+
+
+@pytest.mark.parametrize("lengths", [(0, 4), (4, 0), (0, 0)])
+def test_points_of_empty_sequences(lengths: tuple[int, int]) -> None:
+    x, y = (torch.randn(1, 1, length, DIM) for length in lengths)
+    points, keys = accurate_points(x, y, None, 1.0)
+    assert points.shape == x.shape and keys.shape == y.shape

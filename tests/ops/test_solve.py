@@ -17,7 +17,7 @@ from skyformer.ops.solve import (
     CholeskySolver,
     SchulzSolver,
     Solver,
-    _inverse_factor,
+    _inverse_factor_operator,
     get_solver,
     inverse_cholesky,
     regularized_solve,
@@ -170,7 +170,7 @@ def test_more_jitter_is_not_tried_than_asked_for() -> None:
 )
 def test_the_fake_implementation_for_the_compiler_agrees(matrices: Tensor) -> None:
     # The strides too, which generated code checks.
-    torch.library.opcheck(_inverse_factor, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(_inverse_factor_operator, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_indefinite_matrix_is_an_error() -> None:

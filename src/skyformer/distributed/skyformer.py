@@ -261,6 +261,9 @@ class Pieces(WholeSequence):
     def largest(self, x: Tensor) -> Tensor:
         return self.ranks.largest(x)
 
+    def largest_number(self, x: float) -> float:
+        return float(self.ranks.largest(torch.tensor(x, dtype=torch.float64)))
+
     def span(self, side: int, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
         """For the queries (side 0) or keys (side 1) of each example (B, 1): how many valid rows are on lower ranks, and
         on all ranks."""

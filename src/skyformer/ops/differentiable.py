@@ -63,6 +63,9 @@ class Operation(abc.ABC):
     def __call__(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None = None) -> Tensor:
         if torch.compiler.is_compiling():
             return _Apply.apply(x, y, v, mask, seed, self)[0]
+        with_gradient = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or v.requires_grad)
+        if not (with_gradient or transforming()):
+            return _Apply.forward(x, y, v, mask, seed, self)[0]
         out: Tensor = call(_ApplyWithTangents, x, y, v, mask, seed, self)[0]
         return out
 
@@ -73,6 +76,11 @@ def call(function: type[torch.autograd.Function], *args: Any) -> Any:
         return function.apply(*args)
     alive = (torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args)
     return super(torch.autograd.Function, function).apply(*alive)  # type: ignore[misc]
+
+
+def differentiated_again() -> bool:
+    """Whether this backward pass may itself be differentiated or transformed; a compiled one cannot."""
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transforming())
 
 
 class _InBatch(torch.autograd.Function):
@@ -131,9 +139,8 @@ class _Apply(_InBatch):
         if grad is None:
             return (None,) * 6
         (x, y, v, mask), seed, saved = _restore(ctx, 4)
-        inputs = (grad, x, y, v, mask, seed, ctx.operation, *saved)
-        found = _Gradients.forward(*inputs) if torch.compiler.is_compiling() else call(_Gradients, *inputs)
-        return *found, None, None, None
+        gradients = functools.partial(call, _Gradients) if differentiated_again() else _Gradients.forward
+        return *gradients(grad, x, y, v, mask, seed, ctx.operation, *saved), None, None, None
 
 
 class _ApplyWithTangents(_Apply):

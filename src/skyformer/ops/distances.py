@@ -35,6 +35,10 @@ class Rows:
         """The largest value of each entry of x over all processes; it has no gradient."""
         return x.detach()
 
+    def largest_number(self, x: float) -> float:
+        """The largest of the numbers of all processes."""
+        return x
+
 
 def accurate_points(
     x: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, rows: Rows = Rows()
@@ -49,25 +53,40 @@ def accurate_points(
     x, y = at_least_float32(x), at_least_float32(y)
     dtype = x.dtype
     if may_look_at_values(x):
-        if _largest_half_norm(x, y, scale, rows) <= LARGEST_HALF_NORM:
+        if _have_small_norms(x, y, scale, rows):
             return x, y
         x, y = x.double(), y.double()
     mean = rows.mean(y.detach(), key_mask)
     x, y = x - mean, y - mean
-    if may_look_at_values(x) and _largest_half_norm(x, y, scale, rows) <= LARGEST_HALF_NORM:
+    if may_look_at_values(x) and _have_small_norms(x, y, scale, rows):
         return x.to(dtype), y.to(dtype)
-    return x * shrinking(x, scale), y * shrinking(y, scale)
+    return shrunk(x, scale)[0], shrunk(y, scale)[0]
 
 
-def _largest_half_norm(x: Tensor, y: Tensor, scale: float, rows: Rows) -> float:
-    heights = [half_norms(points.detach(), scale).amax() for points in (x, y) if points.numel()]
-    # Never NaN, which a comparison over processes would lose.
-    largest = torch.stack([*heights, x.new_zeros(())]).amax().nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(rows.largest(largest))
+def _have_small_norms(x: Tensor, y: Tensor, scale: float, rows: Rows) -> bool:
+    """Whether no half norm exceeds the limit. The largest entry bounds all norms and is found faster than they are, so
+    they are computed only where that bound exceeds the limit."""
+    both = [points.detach() for points in (x, y) if points.numel()]
+    entry = rows.largest_number(max(map(_largest_entry, both), default=0.0))
+    if scale * x.shape[-1] / 2 * entry * entry <= LARGEST_HALF_NORM:
+        return True
+    norms = [float(half_norms(points, scale).amax().nan_to_num(nan=math.inf)) for points in both]
+    return rows.largest_number(max(norms, default=0.0)) <= LARGEST_HALF_NORM
 
 
-def shrinking(x: Tensor, scale: float) -> Tensor:
-    """Factors (..., n, 1) up to one after which rounding changes no kernel value of x (..., n, P) by more than a few
-    thousandths of itself; one for norms that are not extreme. Their gradient is left out."""
+def _largest_entry(x: Tensor) -> float:
+    """The largest absolute value in x, infinity if one is NaN."""
+    low, high = x.aminmax()
+    largest = max(-float(low), float(high))
+    return math.inf if math.isnan(largest) else largest
+
+
+def shrunk(x: Tensor, scale: float) -> tuple[Tensor, Tensor | float]:
+    """x (..., n, P) times factors (..., n, 1) up to one, and the factors. After that, rounding changes no kernel value
+    by more than a few thousandths of itself. Norms that are not extreme have factors of one. They get no gradient."""
     most = math.sqrt(2e-3 / (torch.finfo(x.dtype).eps * scale))
-    return most / torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True).clamp(min=most)
+    points = x.detach()
+    if may_look_at_values(x) and x.numel() and math.sqrt(x.shape[-1]) * _largest_entry(points) <= most:
+        return x, 1.0
+    factors = most / torch.linalg.vector_norm(points, dim=-1, keepdim=True).clamp(min=most)
+    return x * factors, factors

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from skyformer.ops.differentiable import Three
 from skyformer.ops.flash import flash_attention, flash_attention_backward, flash_attention_works
-from skyformer.ops.kernels import GaussianKernel, half_norms
+from skyformer.ops.kernels import GaussianKernel
 from skyformer.ops.noise import Seed
 from skyformer.ops.products import KernelOperation, Plan, subtract_dots
 
@@ -50,16 +51,16 @@ def _features_together(x: Tensor) -> Tensor:
 class _FusedGaussian(KernelOperation):
     def forward(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None) -> tuple[Tensor, ...]:
         scale = self.plan.scale
-        bias = _key_bias(y, mask, scale).expand(-1, -1, x.shape[2], -1)
-        out, lse = flash_attention(x, y, v, bias, self.plan.is_causal, scale)
+        bias = _key_bias(y, mask, scale)
+        out, lse = flash_attention(x, y, v, bias.expand(-1, -1, x.shape[2], -1), self.plan.is_causal, scale)
         height = _row_height(x, lse, scale, y.shape[2])
-        return out.mul_(height), lse, height
+        return out.mul_(height), lse, height, bias
 
     def gradients(
         self, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None, *saved: Tensor
     ) -> Three:
-        scale, (out, lse, height) = self.plan.scale, saved
-        bias = _key_bias(y, mask, scale).expand(-1, -1, x.shape[2], -1)
+        scale, (out, lse, height, bias) = self.plan.scale, saved
+        bias = bias.expand(-1, -1, x.shape[2], -1)
         scaled = _features_together(grad * height)
         zero = out.new_zeros(out.shape[-1]).expand_as(out)
         dx, dy, dv = flash_attention_backward(scaled, x, y, v, zero, lse, bias, self.plan.is_causal, scale)
@@ -70,10 +71,16 @@ class _FusedGaussian(KernelOperation):
 
 def _key_bias(key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
     """-scale |k_j|^2 / 2, and -inf where masked: (B, H, 1, S)."""
-    bias = half_norms(key, scale).neg_().mT
+    bias = _less_half_norms(key.new_zeros(()), key, scale).mT
     return bias if key_mask is None else bias.masked_fill(~key_mask[:, None, None, :], -math.inf)
 
 
 def _row_height(query: Tensor, lse: Tensor, scale: float, num_keys: int) -> Tensor:
     """exp(lse_i - scale |q_i|^2 / 2), which without rounding is at most the number of keys."""
-    return (lse.unsqueeze(-1) - half_norms(query, scale)).exp_().clamp_(max=num_keys)
+    return _less_half_norms(lse.unsqueeze(-1), query, scale).exp_().clamp_(max=num_keys)
+
+
+def _less_half_norms(minuend: Tensor, x: Tensor, scale: float) -> Tensor:
+    """minuend - scale |x|^2 / 2 in two operations, x (..., n, P) to (..., n, 1)."""
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(minuend, norms, norms, value=-scale / 2)

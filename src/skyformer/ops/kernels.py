@@ -56,6 +56,11 @@ class Kernel(abc.ABC):
         value, pull_back, *_ = torch.func.vjp(lambda inner: self.value(inner.clone(), half_x, half_y), inner)
         return value, pull_back(torch.ones_like(value))[0]
 
+    def value_at_zero(self, like: Tensor) -> Tensor:
+        """kappa of a point and itself, (1,), for a radial kernel; in the dtype and on the device of `like`."""
+        zero, half_x, half_y = torch.zeros(3, 1, 1, dtype=like.dtype, device=like.device)
+        return self.value(zero, half_x, half_y)[0]
+
     def matrix(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """The dense kernel matrix, x (..., a, P) and y (..., b, P) to (..., a, b); differentiable."""
         inner = scale * (x @ y.mT)
@@ -86,6 +91,9 @@ class GaussianKernel(Kernel):
         # Rounding can push the exponent above zero, for large norms far above it. Below the floor the results are
         # denormal numbers, which are thirty times slower on a CPU.
         return inner.sub_(half_x).sub_(half_y).clamp_(min=EXPONENT_FLOOR[inner.dtype], max=0).exp_()
+
+    def value_at_zero(self, like: Tensor) -> Tensor:
+        return like.new_ones(1)
 
 
 @dataclass(frozen=True)

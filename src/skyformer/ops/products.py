@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skyformer.ops.differentiable import Operation, Three, sum_of
-from skyformer.ops.distances import shrinking
+from skyformer.ops.distances import shrunk
 from skyformer.ops.kernels import EXPONENT_FLOOR, GaussianKernel, Kernel, get_kernel, half_norms
 from skyformer.ops.noise import Seed, dropout_seed, keep_mask, rounded_probability, uniform_noise
 from skyformer.ops.precision import at_least_float32, without_autocast
@@ -100,7 +100,7 @@ def _transformable_gram(x: Tensor, kernel: Kernel, scale: float) -> Tensor:
     half = _half_norms(x, scale)
     value, _ = _smooth_value_and_slope(kernel, scale * (x @ x.mT), half, half.mT)
     own = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-    return torch.where(own, _value_at_zero(kernel, x), value) if kernel.radial else value
+    return torch.where(own, kernel.value_at_zero(x), value) if kernel.radial else value
 
 
 def _gram_and_slope(x: Tensor, kernel: Kernel, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
@@ -110,7 +110,7 @@ def _gram_and_slope(x: Tensor, kernel: Kernel, scale: float) -> tuple[Tensor, Te
     value, slope = kernel.value_and_slope((x @ x.mT).mul_(scale), half, half.mT)
     if kernel.radial:
         # Rounding may make the distance of a point to itself larger than 0.
-        value.diagonal(dim1=-2, dim2=-1).copy_(_value_at_zero(kernel, x))
+        value.diagonal(dim1=-2, dim2=-1).copy_(kernel.value_at_zero(x))
     return value, slope, x, shrink * scale
 
 
@@ -120,15 +120,7 @@ def _gram_points(x: Tensor, kernel: Kernel, scale: float) -> tuple[Tensor, Tenso
         return x, 1.0
     # Distances do not depend on the origin, but their rounding does: for near duplicates far from the origin the matrix
     # would be indefinite. The rounding errors of extreme norms would make it indefinite too.
-    x = x - x.mean(-2, keepdim=True)
-    shrink = shrinking(x, scale)
-    return x * shrink, shrink
-
-
-def _value_at_zero(kernel: Kernel, x: Tensor) -> Tensor:
-    """kappa at distance 0, (1,)."""
-    zero, half_x, half_y = torch.zeros(3, 1, 1, dtype=x.dtype, device=x.device)
-    return kernel.value(zero, half_x, half_y)[0]
+    return shrunk(x - x.mean(-2, keepdim=True), scale)
 
 
 class _Gram(torch.autograd.Function):
