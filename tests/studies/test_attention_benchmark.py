@@ -321,7 +321,7 @@ def test_targets_are_judged_by_medians() -> None:
 def test_targets_of_a_partial_record_and_of_missing_packages() -> None:
     one = {targets.IMPORT: fake_result({"import": 0.1})}
     assert [(target.what, target.measured) for target in TargetsBenchmark.targets(one)] == [
-        ("import skyformer after import torch", "0.1 s")
+        ("import skyformer_attention after import torch", "0.1 s")
     ]
     assert TargetsBenchmark.tables(one) == []
     alone = replace(targets.peers_cell(), contenders=("skyformer", "skyformer layer"))
