@@ -196,4 +196,4 @@ def test_points_that_are_not_finite_are_not_taken_for_small_ones(bad: float) -> 
 def test_points_of_empty_sequences(lengths: tuple[int, int]) -> None:
     x, y = (torch.randn(1, 1, length, DIM) for length in lengths)
     points, keys = accurate_points(x, y, None, 1.0)
-    assert points.shape == x.shape and keys.shape == y.shape
+    assert (points.shape, keys.shape) == (x.shape, y.shape)

@@ -109,7 +109,9 @@ class Registry(Generic[T]):
 
     def get(self, name: object) -> T:
         """The part known as `name`; an unknown name is an error that lists the known ones."""
-        self._load()
+        # Nothing from outside may take a name that is known, and torch.compile cannot trace the search for it.
+        if not isinstance(name, str) or name not in self._parts:
+            self._load()
         if not isinstance(name, str) or name not in self._parts:
             advice = f"Your own are known once their module is imported: skyformer --import MODULE, {IMPORT_VARIABLE}"
             raise UnknownNameError(self.what, name, self._parts, advice=advice if self.entry_points else "")

@@ -165,3 +165,16 @@ def test_explicit_rows_on_another_device_move_to_the_inputs() -> None:
     q, k, v = (t.to("meta") for t in draw())
     rows = torch.tensor([[0, 3, 8], [1, 2, 9]])
     assert skyformer.skyformer_attention(q, k, v, landmarks=rows).is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fused", "portable"])
+def test_outputs_and_gradients_are_the_same_where_fewer_autograd_functions_are_used(dtype: torch.dtype) -> None:
+    inputs = tuple(x.to(dtype)[..., :2].detach().requires_grad_() for x in draw())
+    out = skyformer.kernelized_attention(*inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(skyformer.kernelized_attention(*inputs), out.detach(), rtol=0, atol=0)
+    once = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    again = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    for plain, differentiable in zip(once, again, strict=True):
+        assert differentiable.requires_grad
+        torch.testing.assert_close(plain, differentiable.detach(), rtol=0, atol=0)

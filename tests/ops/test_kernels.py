@@ -178,3 +178,9 @@ def test_other_smoothness_of_matern_is_refused(nu: float) -> None:
 def test_rational_quadratic_needs_a_positive_alpha(alpha: float) -> None:
     with refused(InputError, "alpha", "above 0", repr(alpha)):
         RationalQuadraticKernel(alpha)
+
+
+def test_value_at_zero_is_the_value_of_a_point_and_itself() -> None:
+    for name in ("gaussian", "laplacian", "matern", "rational_quadratic"):
+        kernel, x = get_kernel(name), torch.zeros(1, 3, dtype=torch.float64)
+        torch.testing.assert_close(kernel.value_at_zero(x), kernel.matrix(x, x)[0])

@@ -17,6 +17,7 @@ from skyformer.ops.solve import (
     CholeskySolver,
     SchulzSolver,
     Solver,
+    _inverse_factor,
     _inverse_factor_operator,
     get_solver,
     inverse_cholesky,
@@ -171,6 +172,23 @@ def test_more_jitter_is_not_tried_than_asked_for() -> None:
 def test_the_fake_implementation_for_the_compiler_agrees(matrices: Tensor) -> None:
     # The strides too, which generated code checks.
     torch.library.opcheck(_inverse_factor_operator, (matrices, 1e-6, 4), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.filterwarnings("ignore::skyformer.errors.JitterWarning")
+@pytest.mark.parametrize("matrices", [torch.stack([GOOD, BARELY_BAD]), kernel_gram(40)])
+def test_the_operator_returns_what_the_function_returns(matrices: Tensor) -> None:
+    by_operator, by_function = (each(matrices, 1e-6, 4) for each in (_inverse_factor_operator, _inverse_factor))
+    torch.testing.assert_close(by_operator, by_function, rtol=0, atol=0)
+    assert by_operator.stride() == by_function.stride()
+
+
+@pytest.mark.filterwarnings("ignore::skyformer.errors.JitterWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_traced_program_still_retries() -> None:
+    solver = CholeskySolver()
+    traced = torch.jit.trace(solver.prepare, (torch.stack([GOOD, GOOD]),), check_trace=False)
+    needs_jitter = torch.stack([GOOD, BARELY_BAD])
+    torch.testing.assert_close(traced(needs_jitter), solver.prepare(needs_jitter))
 
 
 def test_an_indefinite_matrix_is_an_error() -> None:

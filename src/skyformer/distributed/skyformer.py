@@ -262,7 +262,7 @@ class Pieces(WholeSequence):
         return self.ranks.largest(x)
 
     def largest_number(self, x: float) -> float:
-        return float(self.ranks.largest(torch.tensor(x, dtype=torch.float64)))
+        return float(self.ranks.largest(torch.tensor(x, dtype=torch.float64, device="cpu")))
 
     def span(self, side: int, mask: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
         """For the queries (side 0) or keys (side 1) of each example (B, 1): how many valid rows are on lower ranks, and

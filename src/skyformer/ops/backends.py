@@ -205,9 +205,8 @@ def accurate_product(x: Tensor, y: Tensor, v: Tensor, key_mask: Tensor | None, p
 def triton_computes(x: Tensor, v: Tensor, kernel: Kernel) -> bool:
     """Whether Triton computes products of these tensors: in their own dtype and with any strides. Its operators do not
     know the transforms of `torch.func`, for which the portable product is used."""
-    if backend_of(x.device) != "triton":
-        return False
-    return isinstance(kernel, GaussianKernel) and supports(x, v) and not transforming()
+    chosen = isinstance(kernel, GaussianKernel) and backend_of(x.device) == "triton"
+    return chosen and supports(x, v) and not transforming()
 
 
 def product_by_backend(
@@ -216,14 +215,13 @@ def product_by_backend(
     """kappa(x, y) v by the chosen backend, in the dtype of x, or in float32 if x is in half precision and
     `float32_out` is set. v may be float32 while x and y are in half precision."""
     out_dtype = at_least_float32(x).dtype if float32_out else x.dtype
-    backend = backend_of(x.device)
     if isinstance(plan.kernel, GaussianKernel) and plan.dropout_p == 0:
-        if backend == "triton" and triton_computes(x, v, plan.kernel):
+        if triton_computes(x, v, plan.kernel):
             wide = float32_out and x.dtype != torch.float32
             return triton_product(x, y, v, key_mask, plan.is_causal, plan.scale, wide, chosen_backend().autotune)
         # In float64, which large norms need, the fused kernel's gradient is inaccurate: it computes kernel values again
         # with other rounding errors than those in the output, and the difference is multiplied by the norm.
-        if backend == "fused" and x.dtype != torch.float64 and fused_gaussian_available(x, v):
+        if backend_of(x.device) == "fused" and x.dtype != torch.float64 and fused_gaussian_available(x, v):
             x, y, v = (at_least_float32(t) for t in (x, y, v))
             return fused_gaussian_attention(x, y, v, key_mask, plan.is_causal, plan.scale).to(out_dtype)
     x, y, v = (at_least_float32(t) for t in (x, y, v))

@@ -64,26 +64,34 @@ def accurate_points(
 
 
 def _have_small_norms(x: Tensor, y: Tensor, scale: float, rows: Rows) -> bool:
-    """Whether no half norm exceeds the limit. The largest entry bounds all norms and is found faster than they are, so
-    they are computed only where that bound exceeds the limit."""
-    both = [points.detach() for points in (x, y) if points.numel()]
-    entry = rows.largest_number(max(map(_largest_entry, both), default=0.0))
-    if scale * x.shape[-1] / 2 * entry * entry <= LARGEST_HALF_NORM:
-        return True
-    norms = [float(half_norms(points, scale).amax().nan_to_num(nan=math.inf)) for points in both]
-    return rows.largest_number(max(norms, default=0.0)) <= LARGEST_HALF_NORM
+    heights = [_height_bound(points.detach(), scale) for points in (x, y) if points.numel()]
+    return rows.largest_number(max(heights, default=0.0)) <= LARGEST_HALF_NORM
+
+
+def _height_bound(x: Tensor, scale: float) -> float:
+    """A number that is above `LARGEST_HALF_NORM` only if a half norm of x (not empty) is. It follows from the largest
+    entry, which is found faster than all norms; only where that does not decide, they are computed."""
+    entry = _largest_entry(x)
+    bound = scale * x.shape[-1] / 2 * entry * entry
+    if bound <= LARGEST_HALF_NORM:
+        return bound
+    # Never NaN, which a comparison over processes would lose.
+    return float(half_norms(x, scale).amax().nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 def _largest_entry(x: Tensor) -> float:
-    """The largest absolute value in x, infinity if one is NaN."""
+    """The largest absolute value in x, which is not empty; infinity if one is NaN."""
     low, high = x.aminmax()
     largest = max(-float(low), float(high))
     return math.inf if math.isnan(largest) else largest
 
 
 def shrunk(x: Tensor, scale: float) -> tuple[Tensor, Tensor | float]:
-    """x (..., n, P) times factors (..., n, 1) up to one, and the factors. After that, rounding changes no kernel value
-    by more than a few thousandths of itself. Norms that are not extreme have factors of one. They get no gradient."""
+    """x (..., n, P), its rows multiplied by factors up to one, and these factors (..., n, 1), or 1.0 if all are one.
+
+    After that, rounding changes no kernel value by more than a few thousandths of itself. Only extreme norms need
+    factors below one. The gradient of the factors is left out.
+    """
     most = math.sqrt(2e-3 / (torch.finfo(x.dtype).eps * scale))
     points = x.detach()
     if may_look_at_values(x) and x.numel() and math.sqrt(x.shape[-1]) * _largest_entry(points) <= most:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from skyformer.ops.differentiable import Three
 from skyformer.ops.flash import flash_attention, flash_attention_backward, flash_attention_works
-from skyformer.ops.kernels import GaussianKernel
+from skyformer.ops.kernels import GaussianKernel, half_norms
 from skyformer.ops.noise import Seed
 from skyformer.ops.products import KernelOperation, Plan, subtract_dots
 
@@ -71,16 +71,11 @@ class _FusedGaussian(KernelOperation):
 
 def _key_bias(key: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
     """-scale |k_j|^2 / 2, and -inf where masked: (B, H, 1, S)."""
-    bias = _less_half_norms(key.new_zeros(()), key, scale).mT
+    bias = half_norms(key, -scale).mT
     return bias if key_mask is None else bias.masked_fill(~key_mask[:, None, None, :], -math.inf)
 
 
 def _row_height(query: Tensor, lse: Tensor, scale: float, num_keys: int) -> Tensor:
     """exp(lse_i - scale |q_i|^2 / 2), which without rounding is at most the number of keys."""
-    return _less_half_norms(lse.unsqueeze(-1), query, scale).exp_().clamp_(max=num_keys)
-
-
-def _less_half_norms(minuend: Tensor, x: Tensor, scale: float) -> Tensor:
-    """minuend - scale |x|^2 / 2 in two operations, x (..., n, P) to (..., n, 1)."""
-    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.addcmul(minuend, norms, norms, value=-scale / 2)
+    norms = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
+    return torch.addcmul(lse.unsqueeze(-1), norms, norms, value=-scale / 2).exp_().clamp_(max=num_keys)

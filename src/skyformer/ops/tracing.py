@@ -59,6 +59,8 @@ def may_look_at_values(x: Tensor) -> bool:
     On an accelerator the host would have to wait for all work that was submitted before."""
     if torch.compiler.is_compiling() or x.device.type != "cpu":
         return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
     return not (recording() or transforming() or isinstance(x, FakeTensor))
 
 
