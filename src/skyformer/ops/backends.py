@@ -216,14 +216,14 @@ def product_by_backend(
     `float32_out` is set. v may be float32 while x and y are in half precision."""
     out_dtype = at_least_float32(x).dtype if float32_out else x.dtype
     if isinstance(plan.kernel, GaussianKernel) and plan.dropout_p == 0:
-        if triton_computes(x, v, plan.kernel):
-            wide = float32_out and x.dtype != torch.float32
-            return triton_product(x, y, v, key_mask, plan.is_causal, plan.scale, wide, chosen_backend().autotune)
         # In float64, which large norms need, the fused kernel's gradient is inaccurate: it computes kernel values again
         # with other rounding errors than those in the output, and the difference is multiplied by the norm.
         if backend_of(x.device) == "fused" and x.dtype != torch.float64 and fused_gaussian_available(x, v):
             x, y, v = (at_least_float32(t) for t in (x, y, v))
             return fused_gaussian_attention(x, y, v, key_mask, plan.is_causal, plan.scale).to(out_dtype)
+        if triton_computes(x, v, plan.kernel):
+            wide = float32_out and x.dtype != torch.float32
+            return triton_product(x, y, v, key_mask, plan.is_causal, plan.scale, wide, chosen_backend().autotune)
     x, y, v = (at_least_float32(t) for t in (x, y, v))
     if plan.dropout_p > 0 and isinstance(plan.kernel, GaussianKernel) and _drops_on_cpu(x, plan):
         return gaussian_attention_with_dropout(x, y, v, key_mask, plan.scale, plan.dropout_p, plan.generator).to(
