@@ -9,9 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skyformer.cli.demo import _command
 from skyformer.errors import TrainingError
 from skyformer.studies import demo
-from skyformer.studies.demo import SYMBOLS, Training, compare_with_authors, sequences, time_attentions, train
+from skyformer.studies.demo import (
+    SYMBOLS,
+    Training,
+    compare_with_authors,
+    sequences,
+    share_of_cores,
+    time_attentions,
+    train,
+)
 from tests.cli.conftest import CommandLine
 from tests.helpers import authors_outputs
 
@@ -30,8 +39,32 @@ def test_the_whole_demo(skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch,
     for each in stored["trainings"]:
         assert f"{each['steps']:,}" in done.output
         assert f"{100 * each['test_accuracy']:.0f} %" in done.output
-    for words in ("1. Correct", "2. Fast", "3. Worth it", "What this showed", "figures:", "next: skyformer bench"):
+    for words in ("1. Correct", "2. Fast", "3. Worth it", "What this showed", "figures:", "bench attention"):
         assert words in done.output
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (1.0, False)])
+def test_a_busy_machine_is_told(
+    share: float, told: bool, skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("skyformer.report.figures.FORMATS", ("svg",))
+    monkeypatch.setattr(demo, "share_of_cores", lambda threads: share)
+    monkeypatch.setattr(demo, "TEST_SEQUENCES", 4)
+    options = ("--seconds", 1, "--longest", 1024, "--length", 16, "--threads", 1)
+    assert ("gets 50 % of 1 cores" in skyformer("demo", "--output", tmp_path, *options).output) == told
+
+
+def test_the_share_of_the_cores_is_processor_time_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, own = iter([0.0, 0.2, 1.0, 1.0]), iter([5.0, 6.5])
+    monkeypatch.setattr("time.perf_counter", lambda: next(wall))
+    monkeypatch.setattr("time.process_time", lambda: next(own))
+    assert share_of_cores(2) == 0.75
+
+
+@pytest.mark.parametrize(("found", "command"), [("/bin/skyformer", "skyformer"), (None, "-m skyformer")])
+def test_the_next_command_can_be_typed(found: str | None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: found)
+    assert _command().endswith(command)
 
 
 def test_the_stored_outputs_are_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:

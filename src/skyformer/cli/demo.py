@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,9 +44,25 @@ def demo(
     """Compare outputs with the authors' code, time attention, and train Skyformer and softmax for the same time."""
     import torch
 
-    from skyformer.studies.demo import LENGTHS, SYMBOLS, compare_with_authors, time_attentions, train, write_files
+    from skyformer.studies.demo import (
+        LEAST_SHARE,
+        LENGTHS,
+        SYMBOLS,
+        WINDOW,
+        compare_with_authors,
+        share_of_cores,
+        time_attentions,
+        train,
+        write_files,
+    )
 
     torch.set_num_threads(threads)
+    share = share_of_cores(threads)
+    if share < LEAST_SHARE:
+        say(
+            f"Note: other programs are running, and this one gets {100 * share:.0f} % of {threads} cores. The times "
+            "below are disturbed; run it again when the machine is idle.\n"
+        )
     errors = compare_with_authors()
     found = ", ".join(f"{name} {error:.0e}" for name, error in errors.items())
     say(f"1. Correct: relative errors against the outputs of the authors' code: {found}\n")
@@ -58,7 +77,10 @@ def demo(
     say(
         f"\n3. Worth it: the same model trained for {seconds:g} s with each attention on sequences of {length:,} tokens"
     )
-    say(f"   Which of {SYMBOLS} symbols is the most frequent? Only the output at the first position is read.")
+    say(
+        f"   Which of {SYMBOLS} symbols is the most frequent? Only the output at the first position is read. "
+        f"Accuracy: of the last {WINDOW} sequences, each seen for the first time."
+    )
     trainings = [
         train(name, seconds, length=length, seed=seed, report=_Reporter(name, seconds / 6))
         for name in ("skyformer", "softmax")
@@ -66,7 +88,12 @@ def demo(
     files = write_files(errors, timings, trainings, threads, length, output)
     say(f"\n{_verdict(errors, timings, trainings, seconds, length)}")
     say(f"\nfigures: {', '.join(str(file) for file in files if file.suffix == '.png')}; numbers: {files[0]}")
-    say("next: skyformer bench attention  # all lengths with repetitions, or docs/getting_started.md to use it in code")
+    say(f"next: {_command()} bench attention  # with repetitions, or docs/getting_started.md to use it in code")
+
+
+def _command() -> str:
+    """How to call this program again: it may be in an environment that is not activated."""
+    return "skyformer" if shutil.which("skyformer") else f"{os.path.relpath(sys.executable)} -m skyformer"
 
 
 def _timing_line(timing: Timing, timings: list[Timing]) -> str:
@@ -111,7 +138,7 @@ def _verdict(
     lines = [
         "What this showed:",
         f"- Outputs agree with the authors' code to {max(errors.values()):.0e}.",
-        f"- At {last.length:,} tokens Skyformer takes 1/{speedup:.0f} of the time of softmax attention; at "
+        f"- At {last.length:,} tokens Skyformer is {speedup:.2g} times as fast as softmax attention; at "
         f"{longest.length:,} tokens it takes {longest.seconds:.2f} s.",
         f"- In {seconds:g} s on sequences of {length:,} tokens, Skyformer trained {ours.steps:,} steps and softmax "
         f"attention {softmax.steps:,}; on {TEST_SEQUENCES} unseen sequences they are right in "

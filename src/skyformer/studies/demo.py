@@ -40,6 +40,9 @@ LEAST, MOST = 1.5, 3.0
 TEST_SEQUENCES, WINDOW = 128, 32
 """Sequences of the final test, and of the running accuracy during training."""
 
+LEAST_SHARE = 0.85
+"""With a smaller share of the cores, other programs disturb the timings."""
+
 DRAWN_POINTS = 40
 """At most this many points of a curve are drawn."""
 
@@ -73,6 +76,15 @@ def compare_with_authors() -> dict[str, float]:
         if not errors[name] < TOLERANCE:
             raise TrainingError(f"{name} differs from the authors' output by {errors[name]:.1e}, over {TOLERANCE:.0e}")
     return errors
+
+
+def share_of_cores(threads: int, seconds: float = 0.5) -> float:
+    """The share of the time of `threads` cores that this process gets while it computes: near 1 on an idle machine."""
+    matrix = torch.ones(512, 512)
+    wall, own = time.perf_counter(), time.process_time()
+    while time.perf_counter() - wall < seconds:
+        matrix @ matrix
+    return (time.process_time() - own) / ((time.perf_counter() - wall) * threads)
 
 
 @dataclass(frozen=True)
