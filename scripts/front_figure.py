@@ -59,10 +59,15 @@ def accuracy_panel(record: Record[Any, Any]) -> Panel:
 
 
 def unfinished(record: Record[Any, Any]) -> list[str]:
-    """The attentions without any finished run on Text."""
-    runs = [cell for cell in latest(record.results()) if cell.task == "text" and cell.attention in SHOWN]
-    finished = {cell.attention for cell in runs if cell.finished}
-    return [name for name in dict.fromkeys(cell.attention for cell in runs) if name not in finished]
+    """The attentions without any finished run on Text, with the step that their furthest run has reached."""
+    runs = {cell: run for cell, run in latest(record.results()).items() if cell.task == "text"}
+    found = []
+    for name in SHOWN:
+        of = [cell for cell in runs if cell.attention == name]
+        if of and not any(cell.finished for cell in of):
+            furthest = max(of, key=lambda cell: cell.step)
+            found.append(f"{name} ({furthest.step:,} of {runs[furthest].steps:,} steps)")
+    return found
 
 
 def _shown(panel: Panel) -> list[Series]:

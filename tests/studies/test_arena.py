@@ -8,10 +8,13 @@ from pathlib import Path
 from skyformer.errors import DataError
 from skyformer.studies import run_study
 from skyformer.studies.arena import Arena, Cell, Options, Result, latest
-from skyformer.training.runs import Run
+from skyformer.studies.record import read_record, record_path
+from skyformer.training.checkpoints import CheckpointStore
+from skyformer.training.runs import Run, list_runs
 from tests.helpers import refused
 from tests.training.fakes import a_config, finish, result_of, start, write_curve
 
+RECORD = Path(__file__).parents[2] / "results" / "arena"
 EFFICIENCY = Path(__file__).parents[2] / "results" / "efficiency" / "efficiency.json"
 CURVE = [(0.5, 0.7, 10.0), (0.6, 0.6, 20.0)]
 
@@ -116,3 +119,16 @@ def test_other_presets_are_left_out_and_a_missing_folder_is_an_error(tmp_path: P
     assert [cell.task for cell in collect(tmp_path / "record", tmp_path / "runs")] == ["text"]
     with refused(DataError, "--runs-dir", "none at"):
         collect(tmp_path / "record", tmp_path / "nothing")
+
+
+def test_the_stored_runs_are_those_of_the_record_and_can_be_trained_further() -> None:
+    record = latest(read_record(Arena, record_path(Arena.name, RECORD)).results())
+    reached = {cell.run: (cell.step, cell.finished) for cell in record}
+    runs = list_runs(RECORD / "runs")
+    assert runs
+    for run in runs:
+        assert reached[run.name] == (max(row.step for row in run.metrics()), run.finished)
+        if not run.finished:
+            data = None if run.data is None else run.data.digest()
+            store = CheckpointStore(run.folder / "checkpoints", run.config.digest(), data)
+            assert store.newest_good(lambda _: True), f"{run.name} has no checkpoint to resume from"
