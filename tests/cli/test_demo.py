@@ -39,7 +39,14 @@ def test_the_whole_demo(skyformer: CommandLine, monkeypatch: pytest.MonkeyPatch,
     for each in stored["trainings"]:
         assert f"{each['steps']:,}" in done.output
         assert f"{100 * each['test_accuracy']:.0f} %" in done.output
-    for words in ("1. Correct", "2. Fast", "3. Worth it", "What this showed", "figures:", "bench attention"):
+    for words in (
+        "1. Correct",
+        "2. Fast",
+        "3. Worth it",
+        "What this showed",
+        "figures:",
+        f"next: {_command()} bench attention",
+    ):
         assert words in done.output
 
 
@@ -51,14 +58,21 @@ def test_a_busy_machine_is_told(
     monkeypatch.setattr(demo, "share_of_cores", lambda threads: share)
     monkeypatch.setattr(demo, "TEST_SEQUENCES", 4)
     options = ("--seconds", 1, "--longest", 1024, "--length", 16, "--threads", 1)
-    assert ("gets 50 % of 1 cores" in skyformer("demo", "--output", tmp_path, *options).output) == told
+    assert ("gets 50 % of its cores" in skyformer("demo", "--output", tmp_path, *options).output) == told
 
 
-def test_the_share_of_the_cores_is_processor_time_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threads", "cores"), [(2, 8), (8, 2)])
+def test_the_share_of_the_cores_is_processor_time_over_time(
+    threads: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(demo, "available_cores", lambda: cores)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
     wall, own = iter([0.0, 0.2, 1.0, 1.0]), iter([5.0, 6.5])
     monkeypatch.setattr("time.perf_counter", lambda: next(wall))
     monkeypatch.setattr("time.process_time", lambda: next(own))
-    assert share_of_cores(2) == 0.75
+    assert share_of_cores(threads) == 0.75
+    assert used == [2]
 
 
 @pytest.mark.parametrize(("found", "command"), [("/bin/skyformer", "skyformer"), (None, "-m skyformer")])

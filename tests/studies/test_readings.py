@@ -18,6 +18,15 @@ CHANGES = {
     "c": ["loop.group_by_length=False", "loop.pad_to_max=True"],
     "d": ["optim.cycle_beta1=True"],
 }
+SMALL = Options(
+    tasks=("listops",),
+    attentions=("softmax", "skyformer"),
+    seeds=(0,),
+    steps=3,
+    batch_size=4,
+    length=64,
+    listops_limit=40,
+)
 
 
 @pytest.mark.parametrize("letter", CHANGES)
@@ -39,17 +48,7 @@ def test_only_attentions_that_support_it_get_dropout_of_weights_and_only_skyform
 
 
 def test_a_small_study(tmp_path: Path) -> None:
-    options = Options(
-        data_dir=str(tmp_path / "data"),
-        readings=("a", "abcde"),
-        tasks=("listops",),
-        attentions=("softmax", "skyformer"),
-        seeds=(0,),
-        steps=3,
-        batch_size=4,
-        length=64,
-        listops_limit=40,
-    )
+    options = replace(SMALL, data_dir=str(tmp_path / "data"), readings=("a", "abcde"))
     results = run_study(Readings(options), tmp_path / "record").results()
     for cell, result in results.items():
         assert min(result.normed_fresh) > 0
@@ -65,17 +64,7 @@ def test_a_small_study(tmp_path: Path) -> None:
 
 
 def test_another_size_joins_the_record_and_other_steps_do_not(tmp_path: Path) -> None:
-    options = Options(
-        data_dir=str(tmp_path / "data"),
-        readings=("a",),
-        tasks=("listops",),
-        attentions=("softmax", "skyformer"),
-        seeds=(0,),
-        steps=3,
-        batch_size=4,
-        length=64,
-        listops_limit=40,
-    )
+    options = replace(SMALL, data_dir=str(tmp_path / "data"), readings=("a",))
     run_study(Readings(options), tmp_path / "record")
     longer = replace(options, batch_size=None, length=80, readings=("ab",))
     record = run_study(Readings(longer), tmp_path / "record")

@@ -56,11 +56,11 @@ def demo(
         write_files,
     )
 
-    torch.set_num_threads(threads)
     share = share_of_cores(threads)
+    torch.set_num_threads(threads)
     if share < LEAST_SHARE:
         say(
-            f"Note: other programs are running, and this one gets {100 * share:.0f} % of {threads} cores. The times "
+            f"Note: other programs are running, and this one gets {100 * share:.0f} % of its cores. The times "
             "below are disturbed; run it again when the machine is idle.\n"
         )
     errors = compare_with_authors()

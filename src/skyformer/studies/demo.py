@@ -23,7 +23,7 @@ from skyformer.errors import MissingExtraError, TrainingError
 from skyformer.files import dump_json, write_atomic
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.model import SequenceClassifier
-from skyformer.processes import peak_bytes, release_free_memory, reset_peak
+from skyformer.processes import available_cores, peak_bytes, release_free_memory, reset_peak
 from skyformer.report.figures import Figure, Mark, Panel, Series, draw_figure
 from skyformer.report.ticks import Unit
 
@@ -79,12 +79,15 @@ def compare_with_authors() -> dict[str, float]:
 
 
 def share_of_cores(threads: int, seconds: float = 0.5) -> float:
-    """The share of the time of `threads` cores that this process gets while it computes: near 1 on an idle machine."""
+    """The share of the time of its cores that this process gets while it computes: near 1 on an idle machine. Sets the
+    number of torch's threads, to at most one for each core, because more of them wait for each other."""
+    cores = min(threads, available_cores())
+    torch.set_num_threads(cores)
     matrix = torch.ones(512, 512)
     wall, own = time.perf_counter(), time.process_time()
     while time.perf_counter() - wall < seconds:
         matrix @ matrix
-    return (time.process_time() - own) / ((time.perf_counter() - wall) * threads)
+    return (time.process_time() - own) / ((time.perf_counter() - wall) * cores)
 
 
 @dataclass(frozen=True)
