@@ -21,6 +21,8 @@ from skyformer.report.tables import number
 from skyformer.report.ticks import Unit, log_ticks, measured_ticks, that_fit, tick_texts
 
 FORMATS = ("png", "svg", "pdf")
+COVERED = "A line that is not seen is covered by another."
+"""A note for figures whose lines may coincide."""
 
 _WIDTH = 8.3
 """Inches; shown 830 pixels wide, a point is 1.4 pixels."""

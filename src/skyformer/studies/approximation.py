@@ -31,7 +31,7 @@ from skyformer.errors import JitterWarning, SolveError
 from skyformer.functional import GAMMA, kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.landmarks import SAMPLERS, Candidates, CustomSampler, Landmarks, ProbeSampler
 from skyformer.ops.kernels import GaussianKernel, half_norms
-from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.figures import COVERED, Figure, Mark, Panel, Series
 from skyformer.report.tables import NOTHING, Table, from_frame, number, yes_or_no
 from skyformer.studies.base import option
 from skyformer.studies.frames import median_and_quartiles, quantile, to_frame
@@ -267,7 +267,7 @@ class Approximation(HeadStudy[Options, Cell, Result]):
         by_layer = _layer_panels(results)
         weights = "pretrained" if _has_pretrained(results) else "initialised"
         gammas = [_gamma_panel(*each) for each in _regularised(results) if each[0].endswith(f"{weights} weights")]
-        solid = "Solid: Cholesky factorisation. Dashed: Schulz iteration, which mostly coincides with it."
+        solid = f"Solid: Cholesky factorisation. Dashed: Schulz iteration. {COVERED}"
         drawn = [
             Figure("figure", "Error against cost: approximations of softmax attention", at_equal_cost, 2, same_x=True),
             Figure("layers", "Error by layer: approximations of softmax attention", by_layer, same_y=True),
@@ -569,7 +569,7 @@ def _short_labels(rows: DataFrame) -> DataFrame:
 
 
 def _gamma_panel(title: str, rows: DataFrame) -> Panel:
-    """Both solvers under one name, because their lines coincide."""
+    """Both solvers under one name, because their lines are close to each other."""
     lines = []
     for (sampler, solver), points in rows.groupby(["sampler", "solver"], sort=False):
         ordered = points.sort_values("gamma")

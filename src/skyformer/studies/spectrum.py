@@ -29,7 +29,7 @@ from skyformer.errors import DataError, InputError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.lra.tasks import TASKS
 from skyformer.ops.kernels import GaussianKernel
-from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.figures import COVERED, Figure, Panel, Series
 from skyformer.report.paper import TASK_TITLES
 from skyformer.report.tables import Table, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
@@ -489,8 +489,8 @@ def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
 
 
 MATRIX_NOTE = (
-    f"Outputs of layer {LAYER}: softmax and kernelized mostly coincide. Scores: A before and D^-1 A after the "
-    "normalisation of softmax attention, C of Kernelized Attention."
+    f"Outputs and scores of layer {LAYER}: A before and D^-1 A after the normalisation of softmax attention, C of "
+    f"Kernelized Attention. {COVERED}"
 )
 
 

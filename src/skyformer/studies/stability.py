@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from skyformer.attention.base import Attention
 from skyformer.errors import InputError
-from skyformer.report.figures import Figure, Mark, Panel, Series, side_by_side
+from skyformer.report.figures import COVERED, Figure, Mark, Panel, Series, side_by_side
 from skyformer.report.paper import INSTABILITY, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, from_frame, number
 from skyformer.report.ticks import tick_texts
@@ -507,9 +507,7 @@ def _score_figure(scores: Scores) -> Figure:
             if lines:
                 panels.append(Panel(f"{TASK_TITLES[task]}, {title}", "step", "score / softmax", lines, y_log=True))
     title = "Instability score divided by that of softmax attention, mean and range over seeds"
-    both = {"kernelized", "skyformer"} <= set(scores.rivals)
-    note = "Kernelized Attention and Skyformer mostly coincide." if both else ""
-    return Figure("figure", title, panels, columns=len(VARIANTS), note=note, same_y=True)
+    return Figure("figure", title, panels, columns=len(VARIANTS), note=COVERED, same_y=True)
 
 
 def _line(spread: DataFrame, attention: str) -> Series:
