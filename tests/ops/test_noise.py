@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer.ops.noise import draw_seed, uniform_noise
+from skyformer.ops.noise import RandomWords, draw_seed, uniform_noise
 
 CPU = torch.device("cpu")
 SEEDS = [0, 1, 12345, 2**62 - 1, 2**63 - 1, -1]
@@ -74,3 +74,49 @@ def test_seed_comes_from_torch_without_a_generator() -> None:
 
 def test_meta_device_gives_shapes() -> None:
     assert uniform_noise(1, 0, 9, torch.device("meta")).shape == (9,)
+
+
+def block_bytes(block: int, *, tables: bool, seed: int = 3, length: int = 2000, largest: int = 2000) -> Tensor:
+    words = RandomWords(seed, largest, tables).write(block, torch.empty(length, dtype=torch.int64))
+    return words.view(torch.uint8).double()
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_bytes_of_a_block_are_uniform_and_uncorrelated(tables: bool) -> None:
+    x = block_bytes(5, tables=tables)
+    bins = torch.histc(x, 256, 0, 256)
+    expected = len(x) / 256
+    # 255 degrees of freedom: mean 255, standard deviation 22.6.
+    assert abs(float(((bins - expected) ** 2 / expected).sum()) - 255) < 5 * 22.6
+    for lag in (1, 2, 8, 64):
+        assert abs(correlation(x[:-lag], x[lag:])) < 5 / len(x) ** 0.5
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_blocks_and_seeds_have_different_words(tables: bool) -> None:
+    x = block_bytes(0, tables=tables)
+    for other in (
+        block_bytes(1, tables=tables),
+        block_bytes(2**40, tables=tables),
+        block_bytes(0, tables=tables, seed=4),
+    ):
+        assert abs(correlation(x, other)) < 5 / len(x) ** 0.5
+    assert torch.equal(x, block_bytes(0, tables=tables))
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_words_do_not_depend_on_the_largest_block(tables: bool) -> None:
+    x = block_bytes(7, tables=tables)
+    assert torch.equal(x, block_bytes(7, tables=tables, largest=5000))
+    assert torch.equal(x[:80], block_bytes(7, tables=tables, length=10))
+
+
+def test_products_of_three_blocks_from_tables_are_uncorrelated() -> None:
+    """Signs of three blocks multiply to signs with mean zero, as those of independent numbers."""
+    words = RandomWords(9, 4096, True)
+    signs = [
+        words.write(block, torch.empty(4096, dtype=torch.int64)).view(torch.int8).sign().double() for block in range(12)
+    ]
+    for first in range(10):
+        product = signs[first] * signs[first + 1] * signs[first + 2]
+        assert abs(float(product.mean())) < 5 / len(product) ** 0.5

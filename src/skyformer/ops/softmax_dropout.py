@@ -11,12 +11,14 @@ scale |k_j|^2/2), the masks M (0 or 1), f = 1 / (1 - p), P' = M * P and the grad
     dQ = scale (G K - delta Q),   dK = scale (G^T Q - <v_j, dv_j> k_j)                                    Gaussian
 
 Most of the time is spent in the seven matrix products. Therefore there are few passes over a block besides them: masked
-keys are left out instead of masked, norms are additional features of the products, and a random byte decides about a
-weight.
+keys are left out instead of masked, norms are additional features of the products, a random byte decides about a
+weight, and all blocks get their bytes from a few tables. Exponents of the Gaussian kernel are in units of log 2,
+because torch computes exp2 up to three times as fast as exp.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -26,14 +28,17 @@ from torch import Tensor
 
 from skyformer.ops.differentiable import Operation, Three
 from skyformer.ops.kernels import EXPONENT_FLOOR, half_norms
-from skyformer.ops.noise import Seed, draw_seed, rounded_probability
+from skyformer.ops.noise import RandomWords, Seed, draw_seed, rounded_probability
 from skyformer.ops.precision import at_least_float32
 from skyformer.ops.products import bounded, subtract_dots
 
-BLOCK_ELEMENTS = 2**18
-"""Number of weights in a block: 1 MiB in float32, about the cache of one core."""
+BLOCK_ELEMENTS = 2**19
+"""Number of weights in a block: 2 MiB in float32. Smaller blocks slow down the products, larger ones the rest."""
+BLOCKS_FOR_TABLES = 8
+"""From this number of blocks on, random bytes come from tables, which cost as much as the bytes of four blocks."""
 
 _BYTE = 2**8
+_TWO_BYTES = (4, torch.int16, _BYTE**2)
 _CLOSE = 0.02
 """A random byte decides if rounding p to a multiple of 1/256 changes p and 1 - p by at most this share."""
 
@@ -85,11 +90,11 @@ class _DroppedAttention(Operation):
     def forward(self, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None) -> tuple[Tensor, ...]:
         out = v.new_zeros(*x.shape[:3], v.shape[-1])
         points, keys = _points(x, y, self)
-        buffers = _Buffers(out, y.shape[2])
-        for head, valid, seed_of_head in _heads(x, y, mask, seed):
+        buffers = _Buffers(x, y, self, seed)
+        for head, valid, number in _heads(x, y, mask):
             x_h, y_h, v_h = points[head], keys[head][valid], v[head][valid]
             for rows in _blocks(len(x_h), len(y_h)):
-                _, dropped, _ = buffers.weights(x_h[rows], y_h, self, seed_of_head + rows.start)
+                _, dropped, _ = buffers.weights(x_h[rows], y_h, number + rows.start)
                 torch.mm(dropped, v_h, out=out[head][rows])
         return (out.div_(1 - self.dropout_p),)
 
@@ -102,14 +107,14 @@ class _DroppedAttention(Operation):
         dx, dy, dv = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(v)
         points, keys = _points(x, y, self)
         features = y.shape[-1]
-        buffers = _Buffers(out, y.shape[2])
-        for head, valid, seed_of_head in _heads(x, y, mask, seed):
+        buffers = _Buffers(x, y, self, seed)
+        for head, valid, number in _heads(x, y, mask):
             x_h, y_h, k, v_h = points[head], keys[head][valid], y[head][valid], v[head][valid]
             # Transposed, because a sum over the rows of a block is then much faster.
             dy_t, dv_t = k.new_zeros(features, len(k)), v_h.new_zeros(v_h.shape[1], len(v_h))
             for rows in _blocks(len(x_h), len(y_h)):
                 do = scaled[head][rows]
-                weights, dropped, ds = buffers.weights(x_h[rows], y_h, self, seed_of_head + rows.start)
+                weights, dropped, ds = buffers.weights(x_h[rows], y_h, number + rows.start)
                 dv_t.addmm_(do.mT, dropped)
                 torch.mm(do, v_h.mT, out=ds).mul_(dropped)
                 if not self.gaussian:
@@ -119,6 +124,7 @@ class _DroppedAttention(Operation):
             dy[head][valid], dv[head][valid] = dy_t.mT, dv_t.mT
         dx.mul_(self.scale)
         if self.gaussian:
+            dy.mul_(math.log(2))
             subtract_dots(dx, x, grad, out, self.scale)
             subtract_dots(dy, y, v, dv, self.scale)
         return dx, dy, dv
@@ -130,42 +136,41 @@ class _DroppedAttention(Operation):
     def row_gradients(
         self, block: None, grad: Tensor, x: Tensor, y: Tensor, v: Tensor, mask: Tensor | None, seed: Seed | None
     ) -> Three:
+        masks, heads = _Masks(x, y, self.dropout_p, seed), list(_heads(x, y, mask))
+        # Drawn here, because a function that torch.func transforms may not write into memory from outside of it.
+        kept = [
+            masks.of_head(number, torch.empty(x.shape[2], len(y[head][valid]), dtype=x.dtype))
+            for head, valid, number in heads
+        ]
+
         def attend(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
             points, keys = _points(x, y, self)
             nothing = v.new_zeros(x.shape[2], v.shape[-1])
             of_heads = dict.fromkeys(product(*map(range, x.shape[:2])), nothing)
-            for head, valid, seed_of_head in _heads(x, y, mask, seed):
-                x_h, y_h, v_h = points[head], keys[head][valid], v[head][valid]
-                keep = torch.cat([self._keep(rows, y_h, seed_of_head) for rows in _blocks(len(x_h), len(y_h))])
-                scores = x_h @ y_h.mT
-                weights = bounded(scores).exp() if self.gaussian else scores.softmax(-1)
-                of_heads[head] = (weights * keep) @ v_h
+            for (head, valid, _), keep in zip(heads, kept, strict=True):
+                scores = points[head] @ keys[head][valid].mT
+                weights = bounded(scores * math.log(2)).exp() if self.gaussian else scores.softmax(-1)
+                of_heads[head] = (weights * keep / (1 - self.dropout_p)) @ v[head][valid]
             return torch.stack(list(of_heads.values())).unflatten(0, x.shape[:2])
 
         dx, dy, dv = torch.func.vjp(attend, x, y, v)[1](grad)
         return dx, dy, dv
 
-    def _keep(self, rows: slice, keys: Tensor, seed: int) -> Tensor:
-        """The mask of some rows, divided by 1 - p."""
-        out = torch.empty(rows.stop - rows.start, len(keys), dtype=keys.dtype)
-        words = torch.empty(-(-out.numel() // 4), dtype=torch.int64)
-        return _draw_keep(out, self.dropout_p, words, seed + rows.start).div_(1 - self.dropout_p)
-
 
 def _points(query: Tensor, key: Tensor, plan: _DroppedAttention) -> tuple[Tensor, Tensor]:
-    """x and y whose inner products are the scores, for the Gaussian kernel its exponents."""
-    x = query * plan.scale
+    """x and y whose inner products are the scores, for the Gaussian kernel its exponents in units of log 2."""
     if not plan.gaussian:
-        return x, key
-    half_x, half_y = half_norms(query, plan.scale), half_norms(key, plan.scale)
+        return query * plan.scale, key
+    scale = plan.scale / math.log(2)
+    x, half_x, half_y = query * scale, half_norms(query, scale), half_norms(key, scale)
     return torch.cat([x, -half_x, torch.ones_like(half_x)], -1), torch.cat([key, torch.ones_like(half_y), -half_y], -1)
 
 
 def _heads(
-    query: Tensor, key: Tensor, key_mask: Tensor | None, seed: Seed | None
+    query: Tensor, key: Tensor, key_mask: Tensor | None
 ) -> Iterator[tuple[tuple[int, int], slice | Tensor, int]]:
-    """Example and head, the valid keys of the example and a seed, for all examples that have valid keys."""
-    assert isinstance(seed, int)
+    """Example and head, the valid keys of the example and the number of the first query, counted through all heads, for
+    all examples that have valid keys."""
     batch, heads, size = key.shape[:3]
     for example in range(batch):
         valid: slice | Tensor = slice(size)
@@ -177,7 +182,7 @@ def _heads(
             valid = slice(count) if count and int(rows[-1]) == count - 1 else rows
         if count:
             for head in range(heads):
-                yield (example, head), valid, seed + (example * heads + head) * query.shape[2]
+                yield (example, head), valid, (example * heads + head) * query.shape[2]
 
 
 def _blocks(length: int, keys: int) -> Iterator[slice]:
@@ -189,27 +194,44 @@ def _blocks(length: int, keys: int) -> Iterator[slice]:
 class _Buffers:
     """Memory for one block after another: new memory for each would cost as much as its arithmetic."""
 
-    def __init__(self, like: Tensor, keys: int) -> None:
-        largest = max(BLOCK_ELEMENTS, keys)
-        self._memory = like.new_empty(3, largest)
-        self._words = torch.empty(-(-largest // 4), dtype=torch.int64)
+    def __init__(self, query: Tensor, key: Tensor, plan: _DroppedAttention, seed: Seed | None) -> None:
+        self._memory = query.new_empty(3, max(BLOCK_ELEMENTS, key.shape[2]))
+        self._masks = _Masks(query, key, plan.dropout_p, seed)
+        self._gaussian = plan.gaussian
 
-    def weights(self, x: Tensor, y: Tensor, plan: _DroppedAttention, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self, x: Tensor, y: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """P and P' between x (l, P') and y (S, P'), and a third matrix (l, S) for the caller to use."""
         scores, weights, keep = (each[: len(x) * len(y)].view(len(x), len(y)) for each in self._memory)
         torch.mm(x, y.mT, out=scores)
-        if plan.gaussian:
-            weights, scores = scores.clamp_(EXPONENT_FLOOR[scores.dtype], 0).exp_(), weights
+        if self._gaussian:
+            floor = EXPONENT_FLOOR[scores.dtype] / math.log(2)
+            weights, scores = scores.clamp_(floor, 0).exp2_(), weights
         else:
             torch.softmax(scores, -1, out=weights)
-        return weights, _draw_keep(keep, plan.dropout_p, self._words, seed).mul_(weights), scores
+        return weights, self._masks.write(block, keep).mul_(weights), scores
 
 
-def _draw_keep(out: Tensor, p: float, words: Tensor, seed: int) -> Tensor:
-    """Fill `out` with 0, with probability p, and 1; comparing into floating point is faster than into bool. `words`
-    is memory for the random bits."""
-    of_byte = (p * _BYTE).is_integer()
-    entries, kind, levels = (8, torch.int8, _BYTE) if of_byte else (4, torch.int16, _BYTE**2)
-    drawn = words[: -(-out.numel() // entries)].random_(-(2**63), None, generator=torch.Generator().manual_seed(seed))
-    bits = drawn.view(kind)[: out.numel()].view(out.shape)
-    return torch.ge(bits, round(p * levels) - levels // 2, out=out)
+class _Masks:
+    """Which weights are kept: 0, with probability p, or 1. A block is known by its first query."""
+
+    def __init__(self, query: Tensor, key: Tensor, p: float, seed: Seed | None) -> None:
+        assert isinstance(seed, int)
+        self._entries, self._kind, levels = (8, torch.int8, _BYTE) if (p * _BYTE).is_integer() else _TWO_BYTES
+        self._threshold = round(p * levels) - levels // 2
+        (batch, heads, queries), keys = query.shape[:3], key.shape[2]
+        largest = min(max(BLOCK_ELEMENTS, keys), queries * keys)
+        self._words = torch.empty(-(-largest // self._entries), dtype=torch.int64)
+        # Estimated without the number of keys, so that padding does not change the masks.
+        many = batch * heads * queries**2 >= BLOCKS_FOR_TABLES * BLOCK_ELEMENTS
+        self._random = RandomWords(seed, len(self._words), many)
+
+    def write(self, block: int, out: Tensor) -> Tensor:
+        """Fill out (l, S); comparing into floating point is faster than into bool."""
+        words = self._random.write(block, self._words[: -(-out.numel() // self._entries)])
+        return torch.ge(words.view(self._kind)[: out.numel()].view(out.shape), self._threshold, out=out)
+
+    def of_head(self, first: int, out: Tensor) -> Tensor:
+        """Fill out (L, S) with the masks of all blocks of a head, whose first query has this number."""
+        for rows in _blocks(*out.shape):
+            self.write(first + rows.start, out[rows])
+        return out
