@@ -122,7 +122,7 @@ def uniform_noise(seed: Seed, stream: int, count: int, device: torch.device) -> 
 
 
 class RandomWords:
-    """Random 64-bit words for one block after another, each known by its number.
+    """Random 64-bit words for one block after another, each known by its number, which is below 2^32.
 
     Many blocks are filled from tables, four times as fast as by drawing. Word i of a block is then
     T1[a + i] ^ T2[b + i] ^ T3[c + i], where the tables of random words T1, T2, T3 belong to the seed, and their offsets
@@ -138,23 +138,23 @@ class RandomWords:
         self._seed = seed
         # A seed for each, so that longer tables begin with the same words.
         self._tables = [
-            self._draw(torch.empty(length + self.OFFSETS, dtype=torch.int64), "table", number)
+            _draw_words(torch.empty(length + self.OFFSETS, dtype=torch.int64), mixed_seed("table", seed, number))
             for number in range(3 if tables else 0)
         ]
 
     def write(self, block: int, out: Tensor) -> Tensor:
         """Fill out (length,), int64, with the first words of a block."""
         if not self._tables:
-            return self._draw(out, "block", block)
+            return _draw_words(out, self._seed + block)
         starts = (mixed_seed("offset", self._seed, block, number) % self.OFFSETS for number in range(3))
         first, second, third = (
             table[start : start + len(out)] for table, start in zip(self._tables, starts, strict=True)
         )
         return torch.bitwise_xor(first, second, out=out).bitwise_xor_(third)
 
-    def _draw(self, out: Tensor, purpose: str, number: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mixed_seed(purpose, self._seed, number))
-        return out.random_(-(2**63), None, generator=generator)
+
+def _draw_words(out: Tensor, seed: int) -> Tensor:
+    return out.random_(-(2**63), None, generator=torch.Generator().manual_seed(seed))
 
 
 def keep_mask(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:

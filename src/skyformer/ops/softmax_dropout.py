@@ -191,11 +191,16 @@ def _blocks(length: int, keys: int) -> Iterator[slice]:
     return (slice(start, min(start + height, length)) for start in range(0, length, height))
 
 
+def _largest_block(query: Tensor, key: Tensor) -> int:
+    queries, keys = query.shape[2], key.shape[2]
+    return min(max(BLOCK_ELEMENTS, keys), queries * keys)
+
+
 class _Buffers:
     """Memory for one block after another: new memory for each would cost as much as its arithmetic."""
 
     def __init__(self, query: Tensor, key: Tensor, plan: _DroppedAttention, seed: Seed | None) -> None:
-        self._memory = query.new_empty(3, max(BLOCK_ELEMENTS, key.shape[2]))
+        self._memory = query.new_empty(3, _largest_block(query, key))
         self._masks = _Masks(query, key, plan.dropout_p, seed)
         self._gaussian = plan.gaussian
 
@@ -218,9 +223,8 @@ class _Masks:
         assert isinstance(seed, int)
         self._entries, self._kind, levels = (8, torch.int8, _BYTE) if (p * _BYTE).is_integer() else _TWO_BYTES
         self._threshold = round(p * levels) - levels // 2
-        (batch, heads, queries), keys = query.shape[:3], key.shape[2]
-        largest = min(max(BLOCK_ELEMENTS, keys), queries * keys)
-        self._words = torch.empty(-(-largest // self._entries), dtype=torch.int64)
+        batch, heads, queries = query.shape[:3]
+        self._words = torch.empty(-(-_largest_block(query, key) // self._entries), dtype=torch.int64)
         # Estimated without the number of keys, so that padding does not change the masks.
         many = batch * heads * queries**2 >= BLOCKS_FOR_TABLES * BLOCK_ELEMENTS
         self._random = RandomWords(seed, len(self._words), many)
