@@ -135,12 +135,11 @@ def study_tables(study: StudyClass) -> str:
 
 def idle_table() -> str:
     """Seconds per step of the preset `paper`, one column for each record of the study of efficiency in a folder below
-    its own."""
+    its own, which gives the column its name."""
     columns = {}
     for file in sorted((RESULTS / Efficiency.name).glob(f"*/{Efficiency.name}.json")):
-        record = read_record(Efficiency, file)
-        seconds = Costs(record.results(), SIMILAR).ours("seconds text")
-        columns[f"preset {record.facts['preset']}, threads: {record.facts['threads']}"] = seconds["text"].dropna()
+        seconds = Costs(read_record(Efficiency, file).results(), SIMILAR).ours("seconds text")
+        columns[file.parent.name] = seconds["text"].dropna()
     if not columns:
         return "Not measured yet."
     names = in_order((name for column in columns.values() for name in column.index), ATTENTIONS)

@@ -38,7 +38,6 @@ BLOCKS_FOR_TABLES = 8
 """From this number of blocks on, random bytes come from tables, which cost as much as the bytes of four blocks."""
 
 _BYTE = 2**8
-_TWO_BYTES = (4, torch.int16, _BYTE**2)
 _CLOSE = 0.02
 """A random byte decides if rounding p to a multiple of 1/256 changes p and 1 - p by at most this share."""
 
@@ -221,7 +220,8 @@ class _Masks:
 
     def __init__(self, query: Tensor, key: Tensor, p: float, seed: Seed | None) -> None:
         assert isinstance(seed, int)
-        self._entries, self._kind, levels = (8, torch.int8, _BYTE) if (p * _BYTE).is_integer() else _TWO_BYTES
+        of_byte = (p * _BYTE).is_integer()
+        self._entries, self._kind, levels = (8, torch.int8, _BYTE) if of_byte else (4, torch.int16, _BYTE**2)
         self._threshold = round(p * levels) - levels // 2
         batch, heads, queries = query.shape[:3]
         self._words = torch.empty(-(-_largest_block(query, key) // self._entries), dtype=torch.int64)
