@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from skyformer.studies.stability import (
     Cell,
     Options,
     Result,
+    Scores,
     Stability,
     _changes,
     _Evaluator,
@@ -66,9 +68,46 @@ def test_dropout_adds_its_noise_to_fresh_masks_alone(data: Task) -> None:
         assert abs(fresh - noise) < 0.2 * fresh + 5 * same
 
 
+DROPOUTS = (
+    "embedding_dropout",
+    "attention_dropout",
+    "attention_output_dropout",
+    "mlp_hidden_dropout",
+    "mlp_output_dropout",
+)
+
+
+@pytest.mark.parametrize("place", DROPOUTS)
+def test_dropout_at_every_place_adds_noise(data: Task, place: str) -> None:
+    config = config_with(0.0, "softmax")
+    config = config.replace(model=config.model.replace(**dict.fromkeys(DROPOUTS, 0.0) | {place: 0.3}))
+    result = scores_of(config, data, 1, 4)
+    assert result.noise[0] > 0
+    assert result.normed_noise[0] > 0
+
+
 def test_the_same_masks_add_next_to_nothing(data: Task) -> None:
     result = scores_of(config_with(0.1), data, STEPS, 4)
     assert result.same == pytest.approx(result.off, rel=0.5)
+
+
+def test_a_step_whose_update_is_lost_in_rounding_does_not_count() -> None:
+    names = [field.name for field in fields(Result) if field.name not in ("loss", "update")]
+
+    def result(update: tuple[float | None, ...], change: tuple[float, ...]) -> Result:
+        return Result((1.0,) * len(update), update, **dict.fromkeys(names, change))
+
+    def ratios(update: tuple[float | None, ...]) -> tuple[float, float]:
+        cells = {
+            Cell("score", "text", "softmax", 0, None): result((1.0, 1.0, 1e-11), (1.0, 1.0, 1e-9)),
+            Cell("score", "text", "kernelized", 0, None): result(update, (2.0, 4.0, 1.0)),
+        }
+        scores = Scores(cells)
+        return scores.ratios("off")["kernelized", "text", 0], scores.ratios_of_means("off")["kernelized", "text", 0]
+
+    assert ratios((1.0, 1.0, 1e-11)) == (3.0, 3.0)
+    assert ratios((1.0, 1.0, 0.0)) == (3.0, 3.0)
+    assert ratios((1.0, None, 1e-11)) == (math.inf, math.inf)
 
 
 def test_wrong_options_are_refused() -> None:

@@ -4,7 +4,8 @@ The paper does not say how the models of Table 3 were trained. In the authors' c
 script for training has a mode for tests that is on by default; it trains exactly 20 steps, the number of steps of the
 table. A reading is a set of letters, each of which changes settings of `stability` (the preset `paper_v1`) to theirs:
 
-- a: a schedule of 20 steps with a warm-up of 2, so the learning rate is highest at step 2 and then falls to zero.
+- a: a schedule of 20 steps with a warm-up of 2, so the learning rate is highest at step 2 and then falls to almost
+  zero. The update of step 20 is lost in rounding, so that step does not count.
 - b: dropout at all places: the embeddings, the attention weights (softmax and Kernelized Attention), the output of the
   attention, inside the MLPs and at their end.
 - c: batches of any lengths, padded to the longest length of the task; black pixels count as padding.
@@ -30,6 +31,7 @@ from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.registry import register_study
 from skyformer.studies.stability import (
     BASELINE,
+    LOST,
     TITLES,
     VARIANTS,
     Result,
@@ -224,7 +226,7 @@ def _ratio_table(results: Mapping[Cell, Result], variant: str) -> Table:
     header = ["Model", "reading", "batches", *(TASK_TITLES[task] for task in tasks)]
     note = (
         "Mean and standard deviation over seeds of the mean ratio over steps; no deviation: one seed. Batches: "
-        "examples x tokens at most, but Pathfinder always has its 1,024."
+        f"examples x tokens at most, but Pathfinder always has its 1,024. {LOST}"
     )
     return Table(title, header, rows, note)
 

@@ -62,6 +62,13 @@ TITLES = {
 }
 LAST = 20
 """The final loss of a short training is the mean over this many last steps."""
+SMALLEST_UPDATE = 1e-9
+"""Steps count if |W_i - W_{i-1}|^2 is at least this share of the largest of its training. A schedule may end with a
+learning rate so small that float32 rounds the update away; tau_i would then be rounding error or noise, divided by
+almost nothing, and decide the mean over steps alone."""
+LOST = (
+    f"Steps whose update float32 rounds away (a squared length below {SMALLEST_UPDATE:g} of the largest) are left out."
+)
 
 
 @dataclass(frozen=True)
@@ -296,10 +303,11 @@ class _Evaluator:
 
 def embedding(encoder: Any, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The output of the last layer at the real tokens (N, dim), before and after the final norm."""
-    x: Tensor = encoder.embeddings(tokens, mask)
-    for layer in encoder.layers:
-        x = layer(x, mask)
-    return x[mask].double(), encoder.norm(x)[mask].double()
+    found: list[Tensor] = []
+    with encoder.norm.register_forward_pre_hook(lambda _, inputs: found.extend(inputs)):
+        found.append(encoder(tokens, mask))
+    before, after = (x[mask].double() for x in found)
+    return before, after
 
 
 def _changes(before: Sequence[tuple[Tensor, Tensor]], after: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
@@ -341,7 +349,8 @@ def _of_scores(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
 class Scores:
     """The scores as data frames with one row per attention, task, seed and step.
 
-    steps: the fields of the results. pairs: the same, beside those of softmax for the same task, seed and step.
+    steps: the fields of the results, without the steps whose update is lost in rounding (`SMALLEST_UPDATE`).
+    pairs: the same, beside those of softmax for the same task, seed and step.
     """
 
     def __init__(self, scores: Mapping[Any, Result]) -> None:
@@ -351,7 +360,10 @@ class Scores:
         columns = {name: attrgetter(name) for name in norms}
         frame = to_frame(cell_type, scores, **columns, step=lambda result: range(1, len(result.update) + 1))
         frame = frame.explode([*norms, "step"]).astype(dict.fromkeys(norms, float))
-        self.steps = frame.set_index(["attention", "task", "seed", "step"])[norms].sort_index()
+        steps = frame.set_index([*BY_SEED, "step"])[norms].sort_index()
+        largest = steps["update"].groupby(BY_SEED).transform("max")
+        # Not finite updates stay: they make the score infinite.
+        self.steps = steps[~(steps["update"] < SMALLEST_UPDATE * largest)]
         softmax = self.steps[self.steps.index.get_level_values("attention") == BASELINE].droplevel("attention")
         self.pairs = self.steps.join(softmax.add_suffix(" softmax"), how="inner")
         self.tasks = tasks_among(scores)
@@ -398,7 +410,8 @@ def _ratio_table(scores: Scores, variant: str, title: str, papers: bool = False)
     several = by_seed.index.get_level_values("seed").nunique() > 1
     note = "Mean and standard deviation over seeds" if several else "One seed"
     texts = by_seed.groupby(["attention", "task"]).agg(mean_and_deviation)
-    return scores.table(title, texts, scores.rivals, note + ("; in brackets: the paper." if papers else "."), papers)
+    note += "; in brackets: the paper." if papers else "."
+    return scores.table(title, texts, scores.rivals, f"{note} {LOST}", papers)
 
 
 def mean_and_deviation(values: Column) -> str:
