@@ -9,7 +9,16 @@ import pytest
 
 from skyformer import list_attentions
 from skyformer.lra.tasks import TASKS
-from skyformer.report.paper import ACCURACY, TASK_TITLES
+from skyformer.report.paper import (
+    ACCURACY,
+    CURVE_STEPS,
+    CURVES,
+    ERROR_FEATURES,
+    ERRORS,
+    SPECTRA,
+    SPECTRUM_INDEX,
+    TASK_TITLES,
+)
 
 PRINTED_AVERAGES = {
     "softmax": 57.37,
@@ -40,3 +49,15 @@ def test_rows_are_those_of_the_paper(references: Path) -> None:
         (line,) = [line for line in table.splitlines() if re.match(rf"(\\textbf{{)?{row.title}\b", line)]
         printed = [float(number) for number in re.findall(r"\d+\.\d+", line)]
         assert [row.on(task) for task in TASK_TITLES] == printed[:5]
+
+
+def test_values_read_off_the_figures_are_complete_and_plausible() -> None:
+    assert {len(values) for methods in ERRORS.values() for values in methods.values()} == {len(ERROR_FEATURES)}
+    assert {len(values) for curves in CURVES.values() for values in curves.values()} == {len(CURVE_STEPS)}
+    for values in SPECTRA.values():
+        assert len(values) == len(SPECTRUM_INDEX)
+        assert list(values) == sorted(values, reverse=True)
+    for methods in ERRORS.values():
+        skyformer = methods["skyformer"]
+        assert list(skyformer) == sorted(skyformer, reverse=True), "the paper's claim: it falls steadily"
+        assert skyformer[-1] == min(values[-1] for values in methods.values())

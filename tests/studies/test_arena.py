@@ -63,13 +63,16 @@ def test_tables_have_the_layout_of_table_1_and_say_what_is_not_finished(tmp_path
         ["skyformer", "30.0 (2 seeds)", "35.0 (2 seeds)", "63.0 (2 seeds)"],
     ]
     assert [row[3:5] for row in every.rows] == [["200 of 50,000", "not finished"], *[["300 of 50,000", "finished"]] * 2]
-    figure, loss, steps = Arena.figures(results)
+    figure, loss, steps, paper = Arena.figures(results)
     (panel,) = figure.panels
-    assert (figure.name, loss.name, steps.name) == ("figure", "loss", "steps")
+    assert (figure.name, loss.name, steps.name, paper.name) == ("figure", "loss", "steps", "paper")
     idle = results[next(cell for cell in results if cell.attention == "softmax")].idle_seconds
     assert idle is not None
     assert panel.series[0].x == [100 * idle / 3600, 200 * idle / 3600]
     assert steps.panels[0].series[0].x == [100, 200]
+    assert [panel.title for panel in paper.panels] == ["Text, softmax", "Text, skyformer"]
+    ours, papers = paper.panels[1].series
+    assert (ours.x, papers.x[:2], papers.y[:2]) == ([100, 200, 300], (500, 1000), (51.2, 60.0))
 
 
 def test_another_record_of_efficiency_counts_for_all_runs(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_no_seed_counts_twice(tmp_path: Path) -> None:
 def test_without_a_record_of_efficiency_there_is_no_time_axis(tmp_path: Path) -> None:
     started(tmp_path / "runs" / "text-data")
     results = collect(tmp_path / "record", tmp_path / "runs")
-    assert [figure.name for figure in Arena.figures(results)] == ["steps"]
+    assert [figure.name for figure in Arena.figures(results)] == ["steps", "paper"]
 
 
 def test_other_presets_are_left_out_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:

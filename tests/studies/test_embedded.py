@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from skyformer import tilted_attention
-from skyformer.studies.embedded import METHODS, Cell, Embedded, Options
+from skyformer.report.figures import Mark
+from skyformer.studies.approximation import AS_PRINTED
+from skyformer.studies.embedded import METHODS, Cell, Embedded, Options, Result
 from skyformer.studies.heads import HeadSource
 
 
@@ -41,3 +43,23 @@ def test_errors_are_absolute_spectral_norms(tiny_bert: Path, tiny_text: Path) ->
     assert table.rows[0][0] == "Skyformer"
     (figure,) = Embedded.figures(results)
     assert [panel.title for panel in figure.panels] == ["pretrained, n = 60"]
+
+
+def test_ours_are_drawn_over_the_papers_where_both_have_values() -> None:
+    errors = {AS_PRINTED: 2.0, "nystromformer": 3.0, "performer": 8.0, "informer": 5.0}
+    results = {
+        Cell("pretrained", length, method, 256): Result((error,), (20.0,))
+        for length in (512, 600)
+        for method, error in errors.items()
+    }
+    *_, ratios = Embedded.tables(results)
+    assert ratios.header[-1] == "n = 512"
+    assert ratios.rows[:2] == [
+        ["pretrained", "nystromformer", "ours", "1.50"],
+        ["pretrained", "nystromformer", "paper", "1.29"],
+    ]
+    _, over = Embedded.figures(results)
+    (panel,) = over.panels
+    assert [line.label for line in panel.series] == ["Skyformer", "Nystromformer", "Performer", "Informer"] * 2
+    assert [line.mark for line in panel.series] == [Mark.LINE] * 4 + [Mark.DASHED] * 4
+    assert (panel.series[0].y, panel.series[4].y[-1]) == ([2.0], 0.51)

@@ -228,9 +228,10 @@ def test_the_papers_conclusions_are_checked() -> None:
     assert values.rows[-1][:5] == ["Text, skyformer", "paper", "15", "7.5", "5"]
     assert runs.rows[1] == ["ListOps", "study", "l", "100", "256", "50.0", "60 to 64"]
     paper, matrices, matrices_of_paper = Spectrum.figures(results)
-    assert [line.label for line in paper.panels[0].series] == models[:4]
-    assert [line.label for line in paper.panels[1].series] == ["Text, skyformer"]
-    assert paper.panels[0].series[1].y[:2] == [30.0, 15.0], "absolute values"
+    assert [panel.title for panel in paper.panels] == models[:4]
+    lines = ["softmax, preset study", "skyformer, preset paper", "softmax, the paper"]
+    assert [line.label for line in paper.panels[0].series] == lines
+    assert paper.panels[1].series[0].y[:2] == [30.0, 15.0], "absolute values"
     assert [panel.title for panel in matrices.panels[::5]] == ["Text, output", "Text, scores"]
     assert (matrices.name, matrices_of_paper.name) == ("matrices_study", "matrices_paper")
     assert paper.panels[0].series[0].x == [i for i in INDEX if i <= 64]

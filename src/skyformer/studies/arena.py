@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyformer.errors import DataError
-from skyformer.report.figures import Figure, Panel, Series
-from skyformer.report.paper import ACCURACY, TASK_TITLES, tasks_among
+from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.paper import ACCURACY, CURVE_STEPS, CURVES, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, number
 from skyformer.studies.accuracy import thinned
 from skyformer.studies.base import Study, option
@@ -152,6 +152,7 @@ class Arena(Study[Options, Cell, Result]):
             _curves(runs, "figure", "Accuracy on the dev set", time, 1, "accuracy (%)", 100, timed=True),
             _curves(runs, "loss", "Loss on the dev set", time, 2, "cross entropy", 1, timed=True),
             _curves(runs, "steps", "Accuracy on the dev set", "step", 1, "accuracy (%)", 100),
+            _paper_figure(runs),
         ]
         return [figure for figure in drawn if figure.panels]
 
@@ -244,7 +245,7 @@ def _accuracy_table(runs: Mapping[Cell, Result]) -> Table:
     note = (
         "Ours: the test accuracy of finished runs, mean and standard deviation over seeds if there are several. In "
         "brackets: the dev accuracy of runs that are not finished, at the last step that was evaluated. No seed counts "
-        "twice. The paper's: after 50,000 steps, mean of three seeds."
+        "twice. The paper's: runs of 50,000 steps, mean of three seeds; on Text its dev set is the test set."
     )
     groups = [("", 1), *((TASK_TITLES[task], 2) for task in tasks)]
     return Table("Accuracy in percent", ["attention", *["ours", "paper"] * len(tasks)], rows, note, groups)
@@ -322,20 +323,42 @@ def _curves(
     for task in tasks_among(runs):
         lines = []
         for attention in _attentions(runs):
-            of = list(_of(runs, task, attention).values())
-            idle = next((run.idle_seconds for run in of if run.idle_seconds is not None), None)
-            by_step: dict[float, list[float]] = {}
-            for run in of:
-                for point in run.dev_curve:
-                    if point[0] is not None and point[y] is not None:
-                        by_step.setdefault(point[0], []).append(scale * (point[y] or 0.0))
-            if not by_step or (timed and idle is None):
+            of = _of(runs, task, attention)
+            idle = next((run.idle_seconds for run in of.values() if run.idle_seconds is not None), None)
+            line = _line(attention, of, y, scale)
+            if line is None or (timed and idle is None):
                 continue
-            steps = sorted(by_step)
-            xs = [step * (idle or 0.0) / 3600 for step in steps] if timed else steps
-            spread = [(statistics.mean(by_step[step]), min(by_step[step]), max(by_step[step])) for step in steps]
-            means, low, high = zip(*spread, strict=True)
-            lines.append(Series(attention, xs, means, low, high))
+            lines.append(replace(line, x=[(step or 0.0) * (idle or 0.0) / 3600 for step in line.x]) if timed else line)
         if lines:
             panels.append(Panel(TASK_TITLES[task], x_label, y_label, lines))
     return Figure(name, f"{title}, at the paper's lengths", panels)
+
+
+def _line(label: str, runs: Mapping[Cell, Result], y: int, scale: float) -> Series | None:
+    """A column of the dev curves by step: the mean over seeds, with their range."""
+    by_step: dict[float, list[float]] = {}
+    for run in runs.values():
+        for point in run.dev_curve:
+            if point[0] is not None and point[y] is not None:
+                by_step.setdefault(point[0], []).append(scale * (point[y] or 0.0))
+    if not by_step:
+        return None
+    steps = sorted(by_step)
+    spread = [(statistics.mean(by_step[step]), min(by_step[step]), max(by_step[step])) for step in steps]
+    means, low, high = zip(*spread, strict=True)
+    return Series(label, steps, means, low, high)
+
+
+def _paper_figure(runs: Mapping[Cell, Result]) -> Figure:
+    """Ours over the paper's Figure 2: one panel per attention and task of which both have a curve."""
+    panels = []
+    for task in tasks_among(runs):
+        for attention, papers in CURVES.get(task, {}).items():
+            if line := _line(attention, _of(runs, task, attention), 1, 100):
+                both = [line, Series("the paper", CURVE_STEPS, papers, mark=Mark.DASHED)]
+                panels.append(Panel(f"{TASK_TITLES[task]}, {attention}", "step", "accuracy (%)", both))
+    note = (
+        "Ours: mean and range over seeds, dev set. The paper's: one run, read off its plot; on Text its dev set is the "
+        "test set."
+    )
+    return Figure("paper", "Accuracy by step: ours and the paper's Figure 2", panels, note=note, same_y=True)

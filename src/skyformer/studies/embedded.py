@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from skyformer.functional import GAMMA
-from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.paper import ERROR_FEATURES, ERRORS
 from skyformer.report.tables import Table, from_frame
 from skyformer.studies import approximation
 from skyformer.studies.approximation import AS_PRINTED, SKYFORMER, TILTED, Truth, approximate
@@ -38,6 +39,8 @@ METHODS = (AS_PRINTED, SKYFORMER, "nystromformer", "performer", "informer", TILT
 """The methods of the paper's Figure 1, Skyformer also as this package computes it, and tilted attention."""
 
 LABELS = {AS_PRINTED: "Skyformer", SKYFORMER: "Skyformer (this package)"}
+PAPER_METHODS = {"skyformer": AS_PRINTED} | {name: name for name in ("nystromformer", "performer", "informer")}
+"""The methods of the paper's Figure 1, and what they are called here."""
 
 
 @dataclass(frozen=True)
@@ -116,22 +119,34 @@ class Embedded(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
-        return [_table(title, rows) for title, rows in _settings(results)]
+        return [*(_table(title, rows) for _, title, rows in _settings(results)), *_ratio_table(results)]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        panels = [_panel(title, rows) for title, rows in _settings(results)]
-        title = "Figure 1: approximations of softmax attention on embedded text"
+        settings = list(_settings(results))
+        panels = [_panel(title, rows) for _, title, rows in settings]
+        over = [_paper_panel(place, title, rows) for place, title, rows in settings if place in ERRORS]
         columns = len({cell.length for cell in results})
-        return [Figure("figure", title, panels, columns, direct=False, same_y=True)] if panels else []
+        what = "approximations of softmax attention on embedded text"
+        found = [
+            Figure("figure", f"Figure 1: {what}", panels, columns, direct=False, same_y=True),
+            Figure("paper", f"Figure 1 and ours: {what}", over, columns, PAPER_NOTE, direct=False, same_y=True),
+        ]
+        return [figure for figure in found if figure.panels]
 
 
-def _settings(results: Mapping[Cell, Result]) -> Iterator[tuple[str, DataFrame]]:
-    """The title and the rows of each kind of weights and length."""
+PAPER_NOTE = (
+    "Dashed: the paper's, with bert-base-cased, read off its plot. Solid: ours, medians over heads. The models and the "
+    "scales differ, so compare how lines fall and which lie above others, not their heights."
+)
+
+
+def _settings(results: Mapping[Cell, Result]) -> Iterator[tuple[tuple[str, int], str, DataFrame]]:
+    """Each kind of weights and length, with its title and its rows."""
     frame = to_frame(Cell, results, quartiles=Result.quartiles, exact=Result.exact)
     frame["label"] = [LABELS.get(cell.method, cell.method.capitalize()) for cell in results]
     for (weights, length), rows in frame.groupby(["weights", "length"], sort=False):
-        yield f"{weights}, n = {length:,}", rows
+        yield (weights, length), f"{weights}, n = {length:,}", rows
 
 
 def _table(title: str, rows: DataFrame) -> Table:
@@ -144,9 +159,40 @@ def _table(title: str, rows: DataFrame) -> Table:
     return from_frame(title, shown.rename(columns="d = {}".format).rename_axis("method"), note)
 
 
+def _ratio_table(results: Mapping[Cell, Result]) -> list[Table]:
+    """How far the other methods are behind Skyformer as printed, here and in the paper: independent of the scale."""
+    d = ERROR_FEATURES[-1]
+    medians = {cell: result.quartiles()[1] for cell, result in results.items() if cell.features == d}
+    places = [place for place in ERRORS if Cell(*place, AS_PRINTED, d) in medians]
+    rows = []
+    for weights in dict.fromkeys(weights for weights, _ in places):
+        here = [place for place in places if place[0] == weights]
+        for name in list(PAPER_METHODS)[1:]:
+            ours = [medians[Cell(*place, name, d)] / medians[Cell(*place, AS_PRINTED, d)] for place in here]
+            papers = [ERRORS[place][name][-1] / ERRORS[place]["skyformer"][-1] for place in here]
+            rows += [
+                [weights, name, of, *map("{:.2f}".format, each)] for of, each in (("ours", ours), ("paper", papers))
+            ]
+    header = ["weights", "method", "of", *(f"n = {length:,}" for length in dict.fromkeys(n for _, n in places))]
+    note = "Medians over heads and passages. The paper's: read off its Figure 1."
+    return [Table(f"Error divided by that of Skyformer as printed, d = {d}", header, rows, note)] if rows else []
+
+
 def _panel(title: str, rows: DataFrame) -> Panel:
-    lines = [
+    return Panel(title, "features d", "error (spectral norm)", _lines(rows), x_log=True, y_log=True)
+
+
+def _paper_panel(place: tuple[str, int], title: str, rows: DataFrame) -> Panel:
+    """Ours and, dashed in the same colours, the paper's."""
+    ours = _lines(rows[rows["method"].isin(PAPER_METHODS.values())])
+    papers = [
+        Series(name.capitalize(), ERROR_FEATURES, errors, mark=Mark.DASHED) for name, errors in ERRORS[place].items()
+    ]
+    return Panel(title, "features d", "error (spectral norm)", [*ours, *papers], x_log=True, y_log=True)
+
+
+def _lines(rows: DataFrame) -> list[Series]:
+    return [
         Series(label, points["features"].tolist(), [quartiles[1] for quartiles in points["quartiles"]])
         for label, points in rows.groupby("label", sort=False)
     ]
-    return Panel(title, "features d", "error (spectral norm)", lines, x_log=True, y_log=True)

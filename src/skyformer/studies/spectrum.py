@@ -29,8 +29,8 @@ from skyformer.errors import DataError, InputError
 from skyformer.functional import kernelized_attention, skyformer_attention, softmax_attention
 from skyformer.lra.tasks import TASKS
 from skyformer.ops.kernels import GaussianKernel
-from skyformer.report.figures import COVERED, Figure, Panel, Series
-from skyformer.report.paper import TASK_TITLES
+from skyformer.report.figures import COVERED, Figure, Mark, Panel, Series
+from skyformer.report.paper import SPECTRA, SPECTRUM_INDEX, TASK_TITLES
 from skyformer.report.tables import Table, number, yes_or_no
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.record import significant
@@ -52,8 +52,6 @@ MATRICES = (*OUTPUTS, *SCORES)
 INDEX = (*range(1, 17), *range(20, 65, 4), 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """The positions of the singular values that are recorded."""
 
-PAPER_TASKS = ("text", "listops", "retrieval", "pathfinder")
-"""The tasks of Figure 3."""
 ENERGY = 0.99
 VISIBLE = 0.01
 SMALL_TRAINING = (
@@ -472,20 +470,21 @@ def _line(label: str, curve: Sequence[float | None]) -> Series:
 
 
 def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
-    """Figure 3: the output of the attention that a model was trained with, as absolute values; one line for each model
-    of the paper's four tasks, one panel per preset."""
+    """Figure 3: absolute singular values of the output of the attention that a model was trained with, one panel for
+    each of the paper's tasks, and dashed the paper's own values."""
     panels = []
-    for preset, models in _by_preset(results).items():
+    for task, papers in SPECTRA.items():
         lines = [
-            _line(_title(cell), result.values[MATRICES.index(cell.attention)])
-            for cell, result in models.items()
-            if cell.task in PAPER_TASKS
+            _line(f"{cell.attention}, preset {cell.preset}", result.values[MATRICES.index(cell.attention)])
+            for cell, result in _ordered(results).items()
+            if cell.task == task
         ]
         if lines:
-            panels.append(Panel(f"preset {preset}", "index", "singular value", lines, y_log=True))
-    return Figure(
-        "figure", f"Singular values of the attention output of layer {LAYER}", panels, columns=len(panels) or 1
-    )
+            lines.append(Series("softmax, the paper", SPECTRUM_INDEX, papers, mark=Mark.DASHED))
+            panels.append(Panel(TASK_TITLES[task], "index", "singular value", lines, y_log=True))
+    title = f"Singular values of the attention output of layer {LAYER}, and the paper's Figure 3"
+    note = "The paper's: read off its plot. Models of the preset study have shorter inputs and less training."
+    return Figure("figure", title, panels, columns=2, note=note)
 
 
 MATRIX_NOTE = (
