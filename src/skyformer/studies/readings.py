@@ -11,7 +11,7 @@ table. A reading is a set of letters, each of which changes settings of `stabili
 - c: batches of any lengths, padded to the longest length of the task; black pixels count as padding.
 - d: AdamW's beta1 falls from 0.95 to 0.85 while the learning rate rises, and then rises again.
 - e: f is evaluated on the whole batch, with landmarks (half from Q, half from K, with replacement) that are drawn anew
-  every time, and the batches are those of the dev set.
+  wherever the dropout masks are, and with dropout off; the batches are those of the dev set.
 
 A record may have cells of several sizes (`--batch-size`, `--length`): each command adds its cells to those of others.
 """
