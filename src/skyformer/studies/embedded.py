@@ -163,19 +163,17 @@ def _ratio_table(results: Mapping[Cell, Result]) -> list[Table]:
     """How far the other methods are behind Skyformer as printed, here and in the paper: independent of the scale."""
     d = ERROR_FEATURES[-1]
     medians = {cell: result.quartiles()[1] for cell, result in results.items() if cell.features == d}
-    places = [place for place in ERRORS if Cell(*place, AS_PRINTED, d) in medians]
+    places = [place for place in ERRORS if all(Cell(*place, name, d) in medians for name in PAPER_METHODS.values())]
+    others = list(PAPER_METHODS)[1:]
     rows = []
-    for weights in dict.fromkeys(weights for weights, _ in places):
-        here = [place for place in places if place[0] == weights]
-        for name in list(PAPER_METHODS)[1:]:
-            ours = [medians[Cell(*place, name, d)] / medians[Cell(*place, AS_PRINTED, d)] for place in here]
-            papers = [ERRORS[place][name][-1] / ERRORS[place]["skyformer"][-1] for place in here]
-            rows += [
-                [weights, name, of, *map("{:.2f}".format, each)] for of, each in (("ours", ours), ("paper", papers))
-            ]
-    header = ["weights", "method", "of", *(f"n = {length:,}" for length in dict.fromkeys(n for _, n in places))]
-    note = "Medians over heads and passages. The paper's: read off its Figure 1."
-    return [Table(f"Error divided by that of Skyformer as printed, d = {d}", header, rows, note)] if rows else []
+    for place in places:
+        ours = [medians[Cell(*place, name, d)] / medians[Cell(*place, AS_PRINTED, d)] for name in others]
+        papers = [ERRORS[place][name][-1] / ERRORS[place]["skyformer"][-1] for name in others]
+        both = (f"{our:.2f} ({paper:.2f})" for our, paper in zip(ours, papers, strict=True))
+        rows.append([place[0], f"{place[1]:,}", *both])
+    note = "Medians over heads and passages. In brackets: the paper, read off its Figure 1."
+    title = f"Error divided by that of Skyformer as printed, d = {d}"
+    return [Table(title, ["weights", "n", *others], rows, note)] if rows else []
 
 
 def _panel(title: str, rows: DataFrame) -> Panel:
