@@ -97,9 +97,11 @@ def test_a_step_whose_update_is_lost_in_rounding_does_not_count() -> None:
     def result(update: tuple[float | None, ...], change: tuple[float, ...]) -> Result:
         return Result((1.0,) * len(update), update, **dict.fromkeys(names, change))
 
-    def ratios(update: tuple[float | None, ...]) -> tuple[float, float]:
+    def ratios(
+        update: tuple[float | None, ...], of_softmax: tuple[float | None, ...] = (1.0, 1.0, 1e-11)
+    ) -> tuple[float, float]:
         cells = {
-            Cell("score", "text", "softmax", 0, None): result((1.0, 1.0, 1e-11), (1.0, 1.0, 1e-9)),
+            Cell("score", "text", "softmax", 0, None): result(of_softmax, (1.0, 1.0, 1e-9)),
             Cell("score", "text", "kernelized", 0, None): result(update, (2.0, 4.0, 1.0)),
         }
         scores = Scores(cells)
@@ -108,6 +110,8 @@ def test_a_step_whose_update_is_lost_in_rounding_does_not_count() -> None:
     assert ratios((1.0, 1.0, 1e-11)) == (3.0, 3.0)
     assert ratios((1.0, 1.0, 0.0)) == (3.0, 3.0)
     assert ratios((1.0, None, 1e-11)) == (math.inf, math.inf)
+    assert ratios((1.0, math.inf, 1e-11)) == (math.inf, math.inf)
+    assert ratios((1.0, 1.0, 1e-11), of_softmax=(1.0, None, 1e-11)) == (math.inf, math.inf)
 
 
 def test_wrong_options_are_refused() -> None:

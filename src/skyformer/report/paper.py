@@ -148,7 +148,7 @@ ERRORS = MappingProxyType(
 
 CURVE_STEPS = tuple(range(500, 5001, 500))
 # Figure 2: accuracy in percent by task and attention, one value for each of CURVE_STEPS. The plot has seconds; a curve
-# has 100 evaluations, one every 500 steps.
+# of Text has 100 evaluations, one every 500 steps.
 CURVES = MappingProxyType(
     {
         "text": {

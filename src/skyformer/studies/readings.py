@@ -10,8 +10,8 @@ table. A reading is a set of letters, each of which changes settings of `stabili
   attention, inside the MLPs and at their end.
 - c: batches of any lengths, padded to the longest length of the task; black pixels count as padding.
 - d: AdamW's beta1 falls from 0.95 to 0.85 while the learning rate rises, and then rises again.
-- e: f is evaluated on the whole batch, with landmarks (half from Q, half from K, with replacement) that are drawn anew
-  wherever the dropout masks are, and with dropout off; the batches are those of the dev set.
+- e: f is evaluated on the whole batch, with new landmarks (half from Q, half from K, with replacement) whenever the
+  dropout masks are new, and for every evaluation with dropout off; the batches are those of the dev set.
 
 A record may have cells of several sizes (`--batch-size`, `--length`): each command adds its cells to those of others.
 """
@@ -242,7 +242,7 @@ def _seed_table(results: Mapping[Cell, Result]) -> Table:
                     here = ratios[ratios.index.get_level_values("attention") == name]
                     counts.append(f"{int((here < 1).sum())} of {len(here)}")
             noise = scores.pairs["normed_noise"] / scores.pairs["normed_fresh"]
-            share = f"{100 * noise.median():.2f} %" if variant == "fresh" else NOTHING
+            share = f"{100 * noise.median():.2f} %" if variant == "fresh" and len(noise) else NOTHING
             rows.append([reading, size, title, *counts, share])
     header = ["reading", "batches", "f with", *["mean of ratios", "ratio of means"] * 2, "dropout noise"]
     groups = [("", 3), (TITLES["kernelized"], 2), (TITLES["skyformer"], 2), ("", 1)]

@@ -483,7 +483,10 @@ def _paper_figure(results: Mapping[Cell, Result]) -> Figure:
             lines.append(Series("softmax, the paper", SPECTRUM_INDEX, papers, mark=Mark.DASHED))
             panels.append(Panel(TASK_TITLES[task], "index", "singular value", lines, y_log=True))
     title = f"Singular values of the attention output of layer {LAYER}, and the paper's Figure 3"
-    note = "The paper's: read off its plot. Models of the preset study have shorter inputs and less training."
+    note = (
+        "The paper's: read off its plot. Our models have less training, and those of the preset study, except on "
+        "Pathfinder, also shorter inputs."
+    )
     return Figure("figure", title, panels, columns=2, note=note)
 
 

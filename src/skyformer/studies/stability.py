@@ -360,7 +360,7 @@ class Scores:
         columns = {name: attrgetter(name) for name in norms}
         frame = to_frame(cell_type, scores, **columns, step=lambda result: range(1, len(result.update) + 1))
         frame = frame.explode([*norms, "step"]).astype(dict.fromkeys(norms, float))
-        steps = frame.set_index([*BY_SEED, "step"])[norms].sort_index()
+        steps = frame.set_index([*BY_SEED, "step"])[norms].sort_index().replace(math.inf, math.nan)
         largest = steps["update"].groupby(BY_SEED).transform("max")
         # Not finite updates stay: they make the score infinite.
         self.steps = steps[~(steps["update"] < SMALLEST_UPDATE * largest)]
@@ -375,7 +375,7 @@ class Scores:
 
     def step_ratios(self, variant: str) -> Column:
         """tau_i divided by that of softmax; infinite where it is not finite."""
-        return _finite_or_inf(self.tau(variant) / self.tau(variant, " softmax"))
+        return _ratio(self.tau(variant), self.tau(variant, " softmax"))
 
     def ratios(self, variant: str) -> Column:
         """By attention, task and seed, as in the paper: the mean of the ratios of all steps."""
@@ -384,7 +384,7 @@ class Scores:
     def ratios_of_means(self, variant: str) -> Column:
         """By attention, task and seed: the mean of tau_i divided by the mean of that of softmax."""
         own, softmax = (self.tau(variant, of).groupby(BY_SEED).mean() for of in ("", " softmax"))
-        return _finite_or_inf(own / softmax)
+        return _ratio(own, softmax)
 
     def table(self, title: str, values: Column, attentions: Sequence[str], note: str, papers: bool = False) -> Table:
         """A table of text by attention and task: one row per attention, one column per task."""
@@ -398,6 +398,11 @@ class Scores:
 
 def _finite_or_inf(values: Column) -> Column:
     return values.where(values < math.inf, math.inf)
+
+
+def _ratio(own: Column, softmax: Column) -> Column:
+    """Infinite also where the score of softmax is: nothing is smaller than a number that is not known."""
+    return _finite_or_inf(own / softmax.replace(math.inf, math.nan))
 
 
 def normed(name: str) -> str:
