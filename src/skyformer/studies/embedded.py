@@ -123,12 +123,12 @@ class Embedded(HeadStudy[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        settings = list(_settings(results))
-        panels = [_panel(title, rows) for _, title, rows in settings]
+        of_paper = {cell: result for cell, result in results.items() if cell.method in PAPER_METHODS.values()}
+        panels = [_panel(title, _lines(rows)) for _, title, rows in _settings(results)]
         over = [
-            _paper_panel(place, title, rows)
-            for place, title, rows in settings
-            if place in ERRORS and rows["method"].isin(PAPER_METHODS.values()).any()
+            _panel(title, [*_lines(rows), *_paper_lines(place)])
+            for place, title, rows in _settings(of_paper)
+            if place in ERRORS
         ]
         columns = len({cell.length for cell in results})
         what = "approximations of softmax attention on embedded text"
@@ -180,17 +180,15 @@ def _ratio_table(results: Mapping[Cell, Result]) -> list[Table]:
     return [Table(title, ["weights", "n", *others], rows, note)] if rows else []
 
 
-def _panel(title: str, rows: DataFrame) -> Panel:
-    return Panel(title, "features d", "error (spectral norm)", _lines(rows), x_log=True, y_log=True)
+def _panel(title: str, lines: Sequence[Series]) -> Panel:
+    return Panel(title, "features d", "error (spectral norm)", lines, x_log=True, y_log=True)
 
 
-def _paper_panel(place: tuple[str, int], title: str, rows: DataFrame) -> Panel:
-    """Ours and, dashed in the same colours, the paper's."""
-    ours = _lines(rows[rows["method"].isin(PAPER_METHODS.values())])
-    papers = [
+def _paper_lines(place: tuple[str, int]) -> list[Series]:
+    """The paper's, dashed, with the labels and therefore the colours of ours."""
+    return [
         Series(name.capitalize(), ERROR_FEATURES, errors, mark=Mark.DASHED) for name, errors in ERRORS[place].items()
     ]
-    return Panel(title, "features d", "error (spectral norm)", [*ours, *papers], x_log=True, y_log=True)
 
 
 def _lines(rows: DataFrame) -> list[Series]:
