@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyformer import kernelized_attention, skyformer_attention, softmax_attention
+from skyformer import (
+    bigbird_attention,
+    kernelized_attention,
+    reformer_attention,
+    skyformer_attention,
+    softmax_attention,
+)
 from skyformer.errors import InputError, MaskError, ShapeError, UnknownNameError, UnsupportedError
 from skyformer.landmarks import SAMPLERS
 from skyformer.ops.kernels import KERNELS
@@ -231,6 +237,15 @@ def test_missing_query_mask_is_the_key_mask_when_lengths_agree() -> None:
 def test_empty_sequences(attention: Callable[..., Tensor], length: int, size: int) -> None:
     out = attention(*draw(2, length, size, 4, 3))
     assert torch.equal(out, torch.zeros(2, 2, length, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("attend", [skyformer_attention, kernelized_attention, reformer_attention, bigbird_attention])
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)])
+def test_no_examples_or_no_heads(attend: Callable[..., Tensor], shape: tuple[int, int], masked: bool) -> None:
+    x = torch.zeros(*shape, 5, 4)
+    mask = torch.ones(shape[0], 5, dtype=torch.bool) if masked else None
+    assert attend(x, x, x[..., :3], key_mask=mask).shape == (*shape, 5, 3)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.names())

@@ -166,6 +166,11 @@ def test_short_sequences(length: int) -> None:
     assert 1 <= suggest_landmarks(query, key, 0.1) <= length + 5
 
 
+def test_an_empty_batch_has_a_suggestion() -> None:
+    empty = torch.randn(0, 2, 5, 4)
+    assert 1 <= suggest_landmarks(empty, empty, 0.1) <= 10
+
+
 def test_an_example_without_valid_tokens_asks_for_nothing() -> None:
     query, key = smooth(40, heads=1)
     mask = torch.zeros(1, 40, dtype=torch.bool)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from skyformer import suggest_budget, tilted_attention
+from skyformer.attention.tilted import SMALLEST_BUDGET
 from skyformer.errors import InputError, MaskError, UnknownNameError
 from skyformer.testing.suite import LargestStorage, insert_masked
 from tests.attention.test_tilted import exact, smooth
@@ -63,6 +64,12 @@ def test_short_inputs_and_examples_without_keys(length: int) -> None:
     inputs = smooth(length)
     assert suggest_budget(*inputs, epsilon=0.01) <= 64
     assert suggest_budget(*inputs, epsilon=0.01, key_mask=torch.zeros(1, length, dtype=torch.bool)) <= 64
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (1, 0, 5, 4), (1, 2, 0, 4)])
+def test_nothing_to_approximate_takes_the_smallest_budget(shape: tuple[int, ...]) -> None:
+    query, key = torch.randn(shape), torch.randn(*shape[:2], 300, 4)
+    assert suggest_budget(query, key, key, epsilon=0.1) == SMALLEST_BUDGET
 
 
 def test_no_matrix_of_the_sequences_size_is_made() -> None:

@@ -123,15 +123,20 @@ def test_state_dicts_load_both_ways(variant: dict[str, Any], attention: str) -> 
         assert torch.equal(a, b)
 
 
-def test_initial_weights_are_those_of_torch() -> None:
+def test_initial_and_reset_weights_are_those_of_torch() -> None:
     for variant in VARIANTS:
         torch.manual_seed(4)
         theirs = nn.MultiheadAttention(E, H, **variant)
         torch.manual_seed(4)
         ours = MultiheadAttention(E, H, attention="softmax", **variant)
         assert isinstance(ours, nn.MultiheadAttention)
-        for name, parameter in ours.named_parameters():
-            assert torch.equal(parameter, theirs.get_parameter(name))
+        for seed in (None, 5):
+            if seed is not None:
+                for layer in (theirs, ours):
+                    torch.manual_seed(seed)
+                    layer._reset_parameters()
+            for name, parameter in ours.named_parameters():
+                assert torch.equal(parameter, theirs.get_parameter(name)), f"{name} after a reset: {seed}"
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyformer.errors import DataError
-from skyformer.lra.archives import Limits, open_decompressed, read_files
+from skyformer.lra.archives import Limits, open_decompressed, read_errors_name, read_files
 from tests.helpers import refused
 
 from .fake_files import write_folder, write_tar
@@ -28,6 +28,17 @@ def read(path: Path, limits: Limits = LIMITS) -> dict[str, bytes]:
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_every_compression(tmp_path: Path, mode: str) -> None:
     assert read(write_tar(tmp_path / "archive", FILES, mode)) == FILES
+
+
+def test_an_xz_file_may_have_several_streams(tmp_path: Path) -> None:
+    first, second = b"one " * 50_000, b"two " * 50_000
+    path = tmp_path / "streams.xz"
+    path.write_bytes(lzma.compress(first) + bytes(8) + lzma.compress(second) + lzma.compress(b"") + bytes(4))
+    with open_decompressed(path) as stream:
+        assert stream.read() == first + second
+    path.write_bytes(path.read_bytes() + b"rubbish")
+    with refused(DataError, str(path)), read_errors_name(path), open_decompressed(path) as stream:
+        stream.read()
 
 
 @pytest.mark.parametrize("inner", ["", "inner"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,9 +15,12 @@ import pytest
 from PIL import Image
 
 from skyformer.errors import DataError
+from skyformer.lra import pathfinder
 from skyformer.lra.examples import Examples
 from skyformer.lra.paddles import DEGREES, SIDE, STAMP_RADIUS, STAMP_SIDE, marker, paddle_table
 from skyformer.lra.pathfinder import TARGET_CONTRAST, Drawing, Level, Paddle, draw, read
+from skyformer.lra.tasks import Split
+from tests.helpers import refused
 
 REFERENCE_MEAN_PIXEL = 20.3
 REFERENCE_BRIGHT_PIXELS = 142
@@ -178,6 +183,16 @@ def test_levels(level: Level) -> None:
     assert [len(snake) for snake in drawing.snakes] == [level.contour_length] * 2
     assert all(len(snake) == level.contour_length // 3 for snake in drawing.distractors)
     assert len(drawing.distractors) <= 20 // (level.contour_length // 3)
+
+
+def test_a_killed_worker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pathfinder, "_draw_chunk", die)
+    with refused(DataError, "was killed", "--workers"):
+        list(pathfinder.generate(dict.fromkeys(Split, 1), 0, Level.EASY, workers=2))
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_paddle_table() -> None:

@@ -58,6 +58,17 @@ def test_a_statement_chooses_for_good_and_a_block_for_itself() -> None:
     assert backend_of(CPU) == "fused"
 
 
+def test_an_object_can_have_several_blocks_but_not_one_in_another() -> None:
+    choice = skyformer.use_backend("torch")
+    for _ in range(2):
+        with choice:
+            assert backend_of(CPU) == "torch"
+            with refused(UnsupportedError, "already"), choice:
+                pass
+            assert backend_of(CPU) == "torch"
+        assert chosen_backend().backend == in_another_thread() == "auto"
+
+
 def test_an_error_in_the_block_ends_the_choice() -> None:
     with pytest.raises(ZeroDivisionError), skyformer.use_backend("torch"):
         1 / 0  # noqa: B018

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import lzma
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from skyformer.lra.dataset import Task, load_variant
 from skyformer.lra.preparation import Prepared
 from skyformer.lra.tasks import Split
 from skyformer.own import own_data
+from skyformer.own.preparation import prepare_again
+from skyformer.training.presets import load_preset
+from skyformer.training.runs import create_run
 from tests.helpers import refused
 
 ROWS = [{"text": f'"{word}" film,\nnumber {n} é', "label": word} for n in range(20) for word in ("good", "bad", "good")]
@@ -44,8 +49,8 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def write_gzip(path: Path, rows: list[dict[str, Any]]) -> Path:
-    with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    # Without the time of writing, which would make two files of the same rows differ.
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     return path
 
 
@@ -126,6 +131,24 @@ def test_splits_from_files_and_folders(tmp_path: Path) -> None:
     assert texts_of(loaded(by_option), Split.TEST) == sorted((row["text"], row["label"]) for row in ROWS[40:])
     with refused(InputError, "has a test split already", "leave out --test"):
         own_data(folder, test=test, data_dir=tmp_path / "data")
+    write_csv(folder / "train.csv", ROWS)
+    with refused(DataError, "has two train splits", "train.csv", "train.jsonl"):
+        own_data(folder, data_dir=tmp_path / "data")
+
+
+def test_data_from_a_folder_and_a_file_can_be_prepared_again(tmp_path: Path) -> None:
+    folder = tmp_path / "films"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", ROWS[:40])
+    dev = write_jsonl(tmp_path / "dev.jsonl", ROWS[40:])
+    for given in (dev, write_jsonl(tmp_path / "other.jsonl", ROWS[30:])):
+        first = own_data(folder, dev=given)
+        shutil.rmtree(first.folder)
+        assert prepare_again(first.manifest.variant).manifest.variant == first.manifest.variant
+    for data, given in ((as_lists(dev, ROWS), dev), (dev, as_lists(dev, ROWS))):
+        partly = own_data(data, dev=given, name="films")
+        with refused(DataError, "was not read from files"):
+            prepare_again(partly.manifest.variant)
 
 
 def test_pairs_numbers_and_booleans(tmp_path: Path) -> None:
@@ -138,6 +161,8 @@ def test_pairs_numbers_and_booleans(tmp_path: Path) -> None:
     assert bytes((example.second - 1).tolist()).startswith(b"other ")
     lists = [row["a"] for row in rows], [row["b"] for row in rows], np.arange(40) % 2 == 0
     assert loaded(own_data(lists)).spec.label_names == ("false", "true")
+    alike = [f"text {n}" for n in range(40)], ["1", "01", "2", "001"] * 10
+    assert loaded(own_data(alike)).spec.label_names == ("001", "01", "1", "2")
 
 
 def test_a_tokenizer_gives_ids_and_is_kept(tmp_path: Path) -> None:
@@ -155,6 +180,12 @@ def test_a_tokenizer_gives_ids_and_is_kept(tmp_path: Path) -> None:
     assert task.train.stored.tokens[0].dtype == np.uint16
     assert task.train[0].tokens[[0, 2]].tolist() == [2, 3]
     assert (prepared.folder / "tokenizer" / "tokenizer.json").is_file()
+    shutil.rmtree(prepared.folder / "tokenizer")
+    config = load_preset(prepared)
+    with refused(DataError, "tokenizer is missing", "prepare the data again"):
+        create_run(config, tmp_path / "runs", data_folder=prepared.folder)
+    assert own_data(lists, tokenizer=tmp_path / "t", data_dir=tmp_path / "data").fresh
+    assert create_run(config, tmp_path / "runs", data_folder=prepared.folder).tokenizer.is_dir()
     with refused(DataError, "the tokenizer", "cannot be loaded"):
         own_data(lists, tokenizer=tmp_path / "nothing", data_dir=tmp_path / "data")
 
@@ -196,6 +227,10 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     attempt("f.csv", b"", "has no rows")
     attempt("g.txt", b"hello", "one of these formats: .jsonl")
     attempt("h.parquet", b"hello", "cannot be read as Parquet")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    attempt("i.jsonl.gz", gzip.compress(lines)[:-20], "is truncated")
+    attempt("j.jsonl.xz", lzma.compress(lines)[:-20], "is truncated")
+    attempt("k.jsonl.xz", lzma.compress(lines)[:60] + bytes(40), "damaged")
     with refused(DataError, "nothing.jsonl does not exist"):
         own_data(tmp_path / "nothing.jsonl")
     with refused(InputError, "same length; got 2, 1"):

@@ -12,6 +12,7 @@ import pytest
 
 from skyformer.errors import DataError, InputError
 from skyformer.own import own_data
+from skyformer.own.reading import FilePart
 from skyformer.training import fit
 from skyformer.training.config import from_yaml, to_yaml
 from skyformer.training.fitting import fitting_settings
@@ -75,6 +76,15 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
         "predict", run.name, "--input", tmp_path / "out.csv", "--output", tmp_path / "again.csv"
     )
 
+    uneven = write_jsonl(tmp_path / "uneven.jsonl", [{"text": "a"}, {"text": "b", "probabilities": "kept"}])
+    assert skyformer("predict", run.name, "--input", uneven, "--output", tmp_path / "out.parquet").code == 0
+    again = FilePart(tmp_path / "out.parquet")
+    assert [row["probabilities"] for _, row in again.rows()] == [None, "kept"]
+    renamed = write_jsonl(tmp_path / "renamed.jsonl", [{"text": "a", "probabilities": 1}])
+    assert "'probabilities' already" in skyformer.refused(
+        "predict", run.name, "--input", renamed, "--output", tmp_path / "again.jsonl"
+    )
+
     shown = skyformer("data", "show", data_dir.glob("films-*").__next__().name, "-n", 1).output
     assert "film," in shown
     # The data can be deleted: it is read again from its file, unless the file has changed.
@@ -82,6 +92,7 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
     assert skyformer("evaluate", run.name).code == 0
     (stored,) = data_dir.glob("films-*/test-*.arrow")
     stored.write_bytes(stored.read_bytes()[:-8])
+    assert "train on the same file again" in skyformer.refused("data", "show", stored.parent.name)
     assert skyformer("evaluate", run.name).code == 0
     shutil.rmtree(data_dir)
     write_jsonl(file, ROWS[:-1])
@@ -102,6 +113,8 @@ def test_the_same_from_lists_in_code(tmp_path: Path, runs_dir: Path) -> None:
     assert "loop.stop_after=2" in change_config(config, ["loop.stop_after=2"]).note
     with refused(InputError, "task.limit cannot be set for own data"):
         load_preset(data, overrides=["task.limit=3"])
+    with refused(InputError, "task.limit cannot be set for own data"):
+        change_config(config, ["task.limit=3"])
     shutil.rmtree(data.folder)
     with refused(DataError, "was not read from files", "own_data"):
         fit.train(config.replace(seed=1), runs_dir=runs_dir, progress=False)

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 from skyformer.errors import DataError
+from skyformer.own import own_data
 from skyformer.studies import run_study
 from skyformer.studies.arena import Arena, Cell, Options, Result, latest
 from skyformer.studies.record import read_record, record_path
 from skyformer.training.checkpoints import CheckpointStore
+from skyformer.training.presets import load_preset
 from skyformer.training.runs import Run, list_runs
 from tests.helpers import refused
 from tests.training.fakes import a_config, finish, result_of, start, write_curve
@@ -108,6 +110,12 @@ def test_no_seed_counts_twice(tmp_path: Path) -> None:
     accuracy, _, every = Arena.tables(collect(folder, runs))
     assert [row[1] for row in accuracy.rows if row[0] == "skyformer"] == ["(seed 0: 70.0 at 300)"]
     assert len(every.rows) == 2
+
+
+def test_runs_on_own_data_are_left_out(tmp_path: Path) -> None:
+    data = own_data((["good", "bad", "fair"] * 10, ["a", "b", "a"] * 10), name="films", data_dir=tmp_path / "data")
+    write_curve(start(load_preset(data, "paper"), tmp_path / "runs"), CURVE)
+    assert Arena(Options(runs_dir=str(tmp_path / "runs"))).cells() == []
 
 
 def test_without_a_record_of_efficiency_there_is_no_time_axis(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import HalfPrecision
 
 from skyformer.lra import Batch, load_task, training_loader
 from skyformer.training.building import build_model, mixed_seed, one_cycle
@@ -122,6 +123,15 @@ def test_scores_add_up() -> None:
     scores.restore(saved)
     scores.add(StepPart(torch.arange(2), torch.tensor(1.0), torch.tensor(0)))
     assert scores.take(trainer) == Evaluation(0.9, 0.7, 10)
+
+
+def test_scores_count_exactly_if_the_default_is_bfloat16() -> None:
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    with HalfPrecision("bf16-true").forward_context():
+        scores = Scores()
+        for _ in range(10):
+            scores.add(StepPart(torch.arange(301), torch.tensor(2.25), torch.tensor(299)))
+    assert scores.take(trainer) == Evaluation(2.25, 2990 / 3010, 3010)
 
 
 def test_a_part_counts_what_is_right(batch: Batch) -> None:

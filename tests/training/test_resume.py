@@ -42,6 +42,11 @@ def test_killed_in_a_step_then_in_an_evaluation_then_in_the_test(whole: Run, run
     assert_same_run(run, whole)
 
 
+def test_a_performer_draws_features_when_it_would_have(finished: Finished, runs_dir: Path, data_dir: Path) -> None:
+    config = tiny_config(attention="performer", options={"num_features": 8, "redraw_interval": 5})
+    assert_same_run(kill_and_resume(config, runs_dir, data_dir, Kill(STEP, 8)), finished(config))
+
+
 MOMENTS = {
     "before any checkpoint": [Kill(STEP, 2)],
     "in a step after a checkpoint": [Kill(STEP, 8)],

@@ -63,6 +63,15 @@ class Inputs:
             return self.key_mask
         return self.key_mask | self.query_mask
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no examples or no heads, and so no elements from which a view could infer its sizes."""
+        return self.query.shape[0] == 0 or self.query.shape[1] == 0
+
+    def zeros(self) -> Tensor:
+        """An output (B, H, L, Pv) of zeros."""
+        return self.value.new_zeros(*self.query.shape[:3], self.value.shape[-1])
+
 
 def computed_in_float32(
     attend: Callable[Concatenate[Inputs, Options], Tensor],
@@ -143,10 +152,7 @@ class Attention(nn.Module, abc.ABC):
                 f"query must have {self.num_heads} heads of {self.head_dim} features, as this {self.name!r} attention "
                 f"was built; got {query.shape[1]} heads of {query.shape[-1]}"
             )
-        if query.shape[0] == 0:
-            # An empty batch has no elements from which a view could infer its sizes.
-            return value.new_zeros(*query.shape[:3], value.shape[-1])
-        return self.attend(inputs)
+        return inputs.zeros() if inputs.is_empty else self.attend(inputs)
 
     @abc.abstractmethod
     def attend(self, inputs: Inputs) -> Tensor:

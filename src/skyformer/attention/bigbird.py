@@ -132,6 +132,8 @@ def _other_block(table: Tensor, count: Tensor, blocks: int, noise: Tensor) -> Te
 @computed_in_float32
 def _attend(inputs: Inputs, pattern: _Pattern, scale: float | None, dropout_p: float) -> Tensor:
     """Moves the valid tokens of each example to the front, attends, and moves the rows back."""
+    if inputs.is_empty:
+        return inputs.zeros()
     dense = functools.partial(attend_softmax, scale=scale, dropout_p=dropout_p)
     query, key, value, tokens = inputs.query, inputs.key, inputs.value, inputs.token_mask()
     if inputs.key_mask is None or tokens is None:

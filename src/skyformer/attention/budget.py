@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skyformer.attention.base import Inputs
 from skyformer.attention.partition import take_rows, valid_first
-from skyformer.attention.tilted import TiltedAttention, TiltedPlan, check_kernel, tilted_attention
+from skyformer.attention.tilted import SMALLEST_BUDGET, TiltedAttention, TiltedPlan, check_kernel, tilted_attention
 from skyformer.checks import check_at_least, check_positive, check_scale, check_share
 from skyformer.functional import kernelized_attention, softmax_attention
 
@@ -70,6 +70,8 @@ def suggest_budget(
     check_at_least("num_rows", num_rows, 1)
     check_scale(scale)
     check_kernel(kernel)
+    if 0 in query.shape[:3]:
+        return SMALLEST_BUDGET
     sample = _Sample.of(inputs, num_rows, scale, kernel)
 
     def is_enough(budget: int) -> bool:

@@ -70,6 +70,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         built = build_attention(attention, num_heads, self.head_dim, **options)
         self.attention: Attention = built.to(device=device, dtype=dtype)
 
+    def _reset_parameters(self) -> None:
+        # torch's method decides by this flag which weights there are.
+        flag, self._qkv_same_embed_dim = self._qkv_same_embed_dim, self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = flag
+
     def forward(
         self,
         query: Tensor,

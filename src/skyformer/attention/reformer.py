@@ -133,6 +133,8 @@ class _Plan:
 def _attend(inputs: Inputs, buckets: Tensor, chunk_size: int, scale: float | None, dropout_p: float) -> Tensor:
     """Fills the sequence up to whole chunks, attends in every round and joins the rounds."""
     query, value, key_mask, tokens = inputs.query, inputs.value, inputs.key_mask, inputs.token_mask()
+    if inputs.is_empty:
+        return inputs.zeros()
     plan = _Plan(chunk_size, inputs.is_causal, scale_of(query, scale), dropout_p)
     length, rounds = query.shape[2], buckets.shape[2]
     missing = (max(1, length) + chunk_size - 1) // chunk_size * chunk_size - length

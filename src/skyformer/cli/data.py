@@ -165,7 +165,8 @@ def verify(
         say(f"nothing is prepared in {data_dir_or_default(data_dir)}")
     damaged = [folder.name for folder in folders if folder.problems]
     if damaged:
-        raise DataError(f"damaged: {', '.join(damaged)}; prepare again with --force")
+        advice = "prepare tasks again with --force, and own data by training on it again"
+        raise DataError(f"damaged: {', '.join(damaged)}; {advice}")
 
 
 @app.command("show")

@@ -286,7 +286,7 @@ def evaluate(
     run: RunName,
     split: Annotated[Split, typer.Option("--split", help="Part of the data to evaluate on.")] = Split.TEST,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Examples per batch (default: the run's own).")
+        int | None, typer.Option("--batch-size", min=1, help="Examples per batch (default: the run's own).")
     ] = None,
     data: Annotated[
         str | None,

@@ -236,7 +236,9 @@ def _check_below_one(name: str, value: float) -> None:
 def _grid(d_stat: Tensor, rows: int) -> Iterator[int]:
     """Numbers of landmarks to try: from a small share of the largest d_stat, in steps of sqrt(2), below `rows`. All are
     even, because half of the landmarks come from each side."""
-    count = max(float(_FEWEST), _FIRST_SHARE * float(d_stat.max())) if d_stat.numel() else math.inf
+    if not d_stat.numel():
+        return
+    count = max(float(_FEWEST), _FIRST_SHARE * float(d_stat.max()))
     while round(count / 2) * 2 < rows:
         yield round(count / 2) * 2
         count *= math.sqrt(2)

@@ -53,11 +53,14 @@ def read_errors_name(path: Path) -> Iterator[None]:
 
 
 class _XzReader(io.RawIOBase):
-    """An xz stream with a limit on the decoder's memory, which `lzma.open` does not offer."""
+    """The streams of an xz file, with a limit on the decoder's memory, which `lzma.open` does not offer."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
-        self._decoder = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+        self._begin_stream(b"")
+
+    def _begin_stream(self, start: bytes) -> None:
+        self._decoder, self._unread = lzma.LZMADecompressor(memlimit=_XZ_MEMORY), start
 
     def readable(self) -> bool:
         return True
@@ -69,14 +72,25 @@ class _XzReader(io.RawIOBase):
         return len(data)
 
     def _decode(self, size: int) -> bytes:
-        while not self._decoder.eof:
-            fresh = self._raw.read(_READ_SIZE) if self._decoder.needs_input else b""
+        while not self._decoder.eof or self._has_another_stream():
+            fresh = (self._unread or self._raw.read(_READ_SIZE)) if self._decoder.needs_input else b""
+            self._unread = b""
             if self._decoder.needs_input and not fresh:
                 raise EOFError("xz stream ended before its end marker")
             data = self._decoder.decompress(fresh, size)
             if data:
                 return data
         return b""
+
+    def _has_another_stream(self) -> bool:
+        """Begin the stream after the finished one, if there is one; zeros may stand between them and at the end."""
+        rest = self._decoder.unused_data
+        while not (start := rest.lstrip(b"\0")):
+            rest = self._raw.read(_READ_SIZE)
+            if not rest:
+                return False
+        self._begin_stream(start)
+        return True
 
 
 class _LimitedReader(io.RawIOBase):

@@ -244,8 +244,15 @@ def find_prepared(variant: Variant, data_dir: Path | str | None = None) -> tuple
         )
     problems = find_changed(folder, manifest)
     if problems:
-        raise DataError(f"{problems[0]}; run: {prepare_command(variant, data_dir)} --force")
+        raise DataError(f"{problems[0]}; {_repair(variant, data_dir)}")
     return folder, manifest
+
+
+def _repair(variant: Variant, data_dir: Path | str | None) -> str:
+    """What to do about damaged data."""
+    if variant.own is not None:
+        return "train on the same file again (skyformer train --data), which prepares it again"
+    return f"run: {prepare_command(variant, data_dir)} --force"
 
 
 def _other_versions(folder: Path, variant: Variant) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -359,8 +360,14 @@ def generate(sizes: Mapping[Split, int], seed: int, level: Level, workers: int) 
     if workers == 1 or len(chunks) < 2:
         yield from map(draw_chunk, chunks)
         return
-    with ProcessPoolExecutor(min(workers, len(chunks)), get_context("spawn"), end_with_parent) as pool:
-        yield from pool.map(draw_chunk, chunks)
+    try:
+        with ProcessPoolExecutor(min(workers, len(chunks)), get_context("spawn"), end_with_parent) as pool:
+            yield from pool.map(draw_chunk, chunks)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker that draws Pathfinder images was killed, perhaps because the system ran out of memory; run the "
+            "same command again, with fewer --workers if it happens again"
+        ) from error
 
 
 def _draw_chunk(seed: int, level: Level, chunk: tuple[Split, int, int]) -> tuple[Split, Examples]:

@@ -81,13 +81,17 @@ class use_backend:  # noqa: N801 (used like a function)
         _check_available(backend)
         self.choice = Choice(backend, autotune)
         self._entered = False
-        self._token: Token[Choice | None] = _of_context.set(self.choice)
+        self._token: Token[Choice | None] | None = _of_context.set(self.choice)
         with _lock:
             # A statement outside of `with` replaces the one before.
             _in_force[:] = [each for each in _in_force if each._entered]
             _follow(self)
 
     def __enter__(self) -> use_backend:
+        if self._entered:
+            raise UnsupportedError("this use_backend object is in a with statement already; make a second one")
+        if self._token is None:  # It had a block before.
+            self._token = _of_context.set(self.choice)
         with _lock:
             self._entered = True
             if self not in _in_force:
@@ -97,10 +101,12 @@ class use_backend:  # noqa: N801 (used like a function)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _of_context.reset(self._token)
         with _lock:
             _in_force.remove(self)
             _set_latest()
+        token, self._token, self._entered = self._token, None, False
+        assert token is not None
+        _of_context.reset(token)
 
 
 def _follow(choice: use_backend) -> None:

@@ -23,7 +23,7 @@ from skyformer.checks import check_at_least
 from skyformer.errors import DataError, InputError
 from skyformer.lra.examples import ROWS_PER_BATCH, Batches, Examples, Integers, Ragged, choose, hold_out
 from skyformer.lra.folders import Manifest, Variant, data_dir_or_default, find_changed, read_manifest
-from skyformer.lra.own import LONGEST_TEXT, NAME, OwnData, as_name
+from skyformer.lra.own import LONGEST_TEXT, NAME, TOKENIZER_FOLDER, OwnData, as_name
 from skyformer.lra.preparation import (
     STAGING,
     Prepared,
@@ -35,7 +35,7 @@ from skyformer.lra.preparation import (
 from skyformer.lra.storage import SplitWriter, StoredSplit
 from skyformer.lra.tasks import TASKS, Split, TaskSpec
 from skyformer.own.encoding import Encoder, make_encoder
-from skyformer.own.reading import FilePart, Part, Row, Source, check_columns, find_parts
+from skyformer.own.reading import Part, Row, Source, check_columns, find_parts
 from skyformer.report.progress import Progress, Silent
 
 _VERSION = 1
@@ -89,16 +89,13 @@ def own_data(
     if limit is not None:
         check_at_least("limit", limit, 1)
     reader = _Reader(text, text_b, label, make_encoder(tokenizer), progress or Silent())
-    files = {str(split): str(part.path.resolve()) for split, part in parts.items() if isinstance(part, FilePart)}
-    if isinstance(data, str | Path) and Path(data).is_dir():
-        files = {str(Split.TRAIN): str(Path(data).resolve())}
     job = _Job(
         parts,
         reader,
         _checked_name(name or _default_name(data)),
         seed,
         limit,
-        files,
+        _files({Split.TRAIN: data, Split.DEV: dev, Split.TEST: test}),
         None if tokenizer is None else _resolved(tokenizer),
     )
     folder = data_dir_or_default(data_dir) / f"{job.name}-{job.digest}"
@@ -108,6 +105,14 @@ def own_data(
             return _prepare_locked(job, folder)
     except OSError as error:
         raise DataError(f"cannot prepare {job.name} in {folder}: {error}") from error
+
+
+def _files(given: Mapping[Split, Source]) -> dict[str, str]:
+    """The files and folders from which the data can be prepared again; none if a part of it is only in memory."""
+    paths = {str(split): source for split, source in given.items() if source is not None}
+    if not all(isinstance(source, str | Path) for source in paths.values()):
+        return {}
+    return {split: str(Path(str(source)).expanduser().resolve()) for split, source in paths.items()}
 
 
 def prepare_again(variant: Variant, data_dir: Path | str | None = None) -> Prepared:
@@ -274,7 +279,8 @@ def _prepare_locked(job: _Job, folder: Path) -> Prepared:
     manifest = None
     with suppress(DataError):  # a damaged manifest protects no files
         manifest = read_manifest(folder)
-    if manifest is not None and not find_changed(folder, manifest):
+    has_tokenizer = job.tokenizer is None or (folder / TOKENIZER_FOLDER).is_dir()
+    if manifest is not None and has_tokenizer and not find_changed(folder, manifest):
         return Prepared(folder, manifest, fresh=False)
     delete_leftovers(folder, manifest)
     staging = folder / STAGING
@@ -327,7 +333,9 @@ def _label_names(part: Part, labels: list[str]) -> tuple[str, ...]:
             f"{part.name} has {len(names):,} different labels in {len(labels):,} rows, such as {labels[0][:50]!r}; is "
             "--label the right column?"
         )
-    return tuple(sorted(names, key=int) if all(_is_number(name) for name in names) else sorted(names))
+    numbers = all(_is_number(name) for name in names)
+    # "1" and "01" are different labels of the same size.
+    return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 
 def _is_number(name: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from skyformer.errors import DataError, InputError
 from skyformer.files import sha256_of
-from skyformer.lra.archives import open_decompressed
+from skyformer.lra.archives import open_decompressed, read_errors_name
 from skyformer.lra.tasks import Split
 
 Row = Mapping[str, Any]
@@ -30,8 +30,8 @@ SPLIT_NAMES = {
     "test": Split.TEST,
 }
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_JSON = (".jsonl", ".ndjson", ".json")
-FORMATS = (*_JSON, *_SEPARATORS, ".parquet")
+JSON = (".jsonl", ".ndjson", ".json")
+FORMATS = (*JSON, *_SEPARATORS, ".parquet")
 _COMPRESSED = (".gz", ".xz")
 _LONGEST_LINE = 2**28
 _DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")
@@ -73,7 +73,7 @@ def _parts_of(data: Source) -> dict[Split, Part]:
     if isinstance(data, tuple | list):
         return {Split.TRAIN: ListPart(*data)}
     if isinstance(data, Mapping):
-        return _named_parts({str(name): DatasetPart(part, str(name)) for name, part in data.items()}, "the dataset")
+        return _named_parts([(str(name), DatasetPart(part, str(name))) for name, part in data.items()], "the dataset")
     if hasattr(data, "column_names"):
         return {Split.TRAIN: DatasetPart(data, "the dataset")}
     raise InputError(
@@ -90,10 +90,15 @@ def only_part(source: Source) -> Part:
     return parts[Split.TRAIN]
 
 
-def _named_parts(parts: Mapping[str, Part], where: str) -> dict[Split, Part]:
-    found = {SPLIT_NAMES[name]: part for name, part in parts.items() if name in SPLIT_NAMES}
+def _named_parts(parts: Sequence[tuple[str, Part]], where: str) -> dict[Split, Part]:
+    found: dict[Split, Part] = {}
+    for name, part in parts:
+        if (split := SPLIT_NAMES.get(name)) in found:
+            raise DataError(f"{where} has two {split} splits, {found[split].name} and {part.name}; remove one")
+        if split is not None:
+            found[split] = part
     if Split.TRAIN not in found:
-        raise DataError(f"{where} has no split called train; found: {', '.join(parts) or 'none'}")
+        raise DataError(f"{where} has no split called train; found: {', '.join(name for name, _ in parts) or 'none'}")
     return found
 
 
@@ -107,10 +112,10 @@ def _folder_parts(folder: Path) -> dict[Split, Part]:
         except Exception as error:
             raise DataError(f"{folder} cannot be read as a folder of `datasets`: {error}") from error
         named = loaded if isinstance(loaded, Mapping) else {"train": loaded}
-        parts = {name: DatasetPart(part, f"{folder} ({name})") for name, part in named.items()}
+        parts = [(name, DatasetPart(part, f"{folder} ({name})")) for name, part in named.items()]
         return _named_parts(parts, str(folder))
-    files = {file.name.partition(".")[0]: file for file in sorted(folder.iterdir()) if _suffix(file) in FORMATS}
-    return _named_parts({name: FilePart(file) for name, file in files.items()}, str(folder))
+    files = [FilePart(file) for file in sorted(folder.iterdir()) if _suffix(file) in FORMATS]
+    return _named_parts([(part.path.name.partition(".")[0], part) for part in files], str(folder))
 
 
 def _suffix(path: Path) -> str:
@@ -141,14 +146,14 @@ class FilePart:
         suffix = _suffix(self.path)
         if suffix == ".parquet":
             yield from self._parquet_rows()
-        elif suffix in _JSON:
+        elif suffix in JSON:
             yield from self._json_rows()
         else:
             yield from self._csv_rows(_SEPARATORS[suffix])
 
     @contextmanager
     def _text(self, newline: str | None) -> Iterator[io.TextIOWrapper]:
-        with open_decompressed(self.path) as stream:
+        with read_errors_name(self.path), open_decompressed(self.path) as stream:
             try:
                 # utf-8-sig: spreadsheets put a byte order mark before the first name.
                 yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)

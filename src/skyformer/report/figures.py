@@ -7,6 +7,7 @@ background, so that it can be read on dark pages too.
 from __future__ import annotations
 
 import enum
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skyformer.errors import MissingExtraError
+from skyformer.files import write_atomic
 from skyformer.report.colours import Style, label_styles, shaded
 from skyformer.report.tables import number
 from skyformer.report.ticks import Unit, log_ticks, measured_ticks, that_fit, tick_texts
@@ -119,17 +121,21 @@ def draw_figure(figure: Figure, folder: Path, formats: Sequence[str] = ()) -> li
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{figure.name}.{suffix}" for suffix in formats or FORMATS]
     # With a fixed salt for element ids, the same data give the same SVG file.
     with pyplot.rc_context(_STYLE | {"svg.hashsalt": figure.name}):  # type: ignore[arg-type]
         canvas = _draw_canvas(figure, pyplot)
-        # Computing the layout takes most of the time, so it is computed once, not for every format.
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")
-        for file in files:
-            canvas.savefig(file, dpi=_DPI, facecolor="white", metadata=_without_date(file.suffix))
-        pyplot.close(canvas)
+        try:
+            # Computing the layout takes most of the time, so it is computed once, not for every format.
+            canvas.draw_without_rendering()
+            canvas.set_layout_engine("none")
+            for file in files:
+                content, suffix = io.BytesIO(), file.suffix.removeprefix(".")
+                metadata = _without_date(file.suffix)
+                canvas.savefig(content, format=suffix, dpi=_DPI, facecolor="white", metadata=metadata)
+                write_atomic(file, content.getvalue())
+        finally:
+            pyplot.close(canvas)
     return files
 
 

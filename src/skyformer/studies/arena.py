@@ -98,7 +98,8 @@ class Arena(Study[Options, Cell, Result]):
         found = []
         for run in self._runs():
             config = run.config
-            if config.preset == self.options.preset and (step := _last_step(run)):
+            of_preset = config.preset == self.options.preset and config.task.own is None
+            if of_preset and (step := _last_step(run)):
                 where = (config.task.name, config.model.attention, config.seed)
                 found.append(Cell(*where, run.name, _digest(run), step, run.finished))
         return found

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
+from skyformer.attention.performer import PerformerAttention
 from skyformer.errors import DivergedError
 from skyformer.lra.batching import Batch
 from skyformer.lra.tasks import Split
@@ -29,6 +30,11 @@ _STATE_SECONDS = 10.0
 """Seconds between writes of state.json that only report progress."""
 _SHOWN_IDS = 64
 EVALUATION = "batches evaluated"
+
+
+def _performers(module: pl.LightningModule) -> list[tuple[str, PerformerAttention]]:
+    """The Performers of a model by name. Their state dicts do not say how many calls ago they drew their features."""
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, PerformerAttention)]
 
 
 def true_in_any_process(trainer: pl.Trainer, flag: bool) -> bool:
@@ -215,6 +221,7 @@ class RunRecorder(Checkpoint):
             "training_seconds": self.clock.training,
             "metrics_size": self.metrics.size,
             "window": pl_module.window.gather(trainer),
+            "calls_since_redraw": {name: each.calls_since_redraw for name, each in _performers(pl_module)},
         }
 
     def on_load_checkpoint(
@@ -226,6 +233,9 @@ class RunRecorder(Checkpoint):
             evaluation = Evaluation(**journal["best_evaluation"])
             self.best = Best(journal["best_step"], evaluation, journal["best_weights"])
         self.clock.total, self.clock.training = journal["seconds"], journal["training_seconds"]
+        calls = journal.get("calls_since_redraw", {})  # Checkpoints of version 0.2.0 do not have it.
+        for name, each in _performers(pl_module):
+            each.calls_since_redraw = calls.get(name, 0)
         if trainer.is_global_zero:
             pl_module.window.restore(journal["window"])
             self.metrics.truncate(journal["metrics_size"])

@@ -66,7 +66,7 @@ class TaskData(pl.LightningDataModule):
         self, split: Split, batch_size: int | None = None, rank: int = 0, world_size: int = 1
     ) -> EvenBatches:
         """The batches of a split that one process evaluates."""
-        size = batch_size or self.loop.eval_batch_size or self.loop.batch_size
+        size = self.loop.eval_batch_size or self.loop.batch_size if batch_size is None else batch_size
         rank, world_size = rank // self._shared, world_size // self._shared
         rows = self._rows(split)
         lengths = self.task[split].lengths()[rows]

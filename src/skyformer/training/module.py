@@ -51,20 +51,26 @@ class StepPart:
 
 
 class Scores:
-    """Sums of loss, correct predictions and examples, over batches and processes."""
+    """Sums of loss, correct predictions and examples, over batches and processes.
+
+    In float64, also where Lightning sets another default: bfloat16 cannot count beyond 256.
+    """
 
     def __init__(self) -> None:
-        self.sums = torch.zeros(3)
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
     def add(self, part: StepPart) -> None:
         examples = len(part.ids)
-        self.sums += torch.tensor([float(part.loss * examples), int(part.correct), examples])
+        self.sums += torch.tensor([float(part.loss) * examples, int(part.correct), examples], dtype=torch.float64)
 
     def total(self, trainer: pl.Trainer) -> Tensor:
         """The sums over all processes; every process must call this."""
-        own = self.sums.to(trainer.strategy.root_device, copy=True)
+        device = trainer.strategy.root_device
+        # Apple's GPUs have no float64.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        own = self.sums.to(device, dtype, copy=True)
         total: Tensor = trainer.strategy.reduce(own, reduce_op="sum")
-        return total.cpu()
+        return total.cpu().double()
 
     def take(self, trainer: pl.Trainer) -> Evaluation:
         """The means over all processes; the sums are then reset."""
@@ -75,12 +81,12 @@ class Scores:
     def gather(self, trainer: pl.Trainer) -> dict[str, float]:
         """The sums over all processes; afterwards the first process holds them and the others hold zero."""
         total = self.total(trainer)
-        self.sums = total if trainer.is_global_zero else torch.zeros(3)
+        self.sums = total if trainer.is_global_zero else torch.zeros_like(total)
         return dict(zip(("loss", "correct", "examples"), total.tolist(), strict=True))
 
     def restore(self, sums: dict[str, float]) -> None:
         """Continue from sums that `gather` returned."""
-        self.sums = torch.tensor([sums["loss"], sums["correct"], sums["examples"]])
+        self.sums = torch.tensor([sums["loss"], sums["correct"], sums["examples"]], dtype=torch.float64)
 
 
 class ClassifierModule(pl.LightningModule):

@@ -15,13 +15,13 @@ from typing import Any
 from skyformer.errors import DataError, InputError
 from skyformer.files import write_atomic
 from skyformer.own.preparation import as_label, checked_text
-from skyformer.own.reading import FORMATS, Part, Row, Source, check_columns, only_part
+from skyformer.own.reading import FORMATS, JSON, Part, Row, Source, check_columns, only_part
 from skyformer.report.progress import Progress, Silent
 from skyformer.training.module import Evaluation
 from skyformer.training.prediction import Prediction, Predictor
 from skyformer.training.runs import Run
 
-PREDICTION, PROBABILITY = "prediction", "probability"
+PREDICTION, PROBABILITY, PROBABILITIES = "prediction", "probability", "probabilities"
 _ROWS = 1024
 _TITLE = "texts classified"
 
@@ -71,16 +71,18 @@ def predict_file(
         raise InputError(f"--output must end in {', '.join(FORMATS)}; got {output.name!r}")
     part, columns = only_part(source), Columns.of(run, text, text_b, None)
     columns.check(part, with_label=False)
-    taken = [name for name in (PREDICTION, PROBABILITY) if name in part.columns()]
+    suffix = output.suffix.lower()
+    added = (PREDICTION, PROBABILITY, *([PROBABILITIES] if suffix in JSON else []))
+    taken = [name for name in added if name in part.columns()]
     if taken:
         raise InputError(f"{part.name} has a column {taken[0]!r} already, which would be overwritten; rename it first")
-    rows = [
-        {**row, PREDICTION: found.name, PROBABILITY: max(found.probabilities), "probabilities": found.probabilities}
-        for _, row, found in _classified(Predictor(run), part, columns, progress or Silent())
-    ]
     names = run.config.task.spec.label_names
+    rows = []
+    for _, row, found in _classified(Predictor(run), part, columns, progress or Silent()):
+        values = (found.name, max(found.probabilities), dict(zip(names, found.probabilities, strict=True)))
+        rows.append({**row, **dict(zip(added, values, strict=False))})
     try:
-        write_atomic(output, _formatted(rows, names, output.suffix.lower()))
+        write_atomic(output, _formatted(rows, suffix))
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.strerror}") from error
     return len(rows)
@@ -129,22 +131,20 @@ def _classified(
     progress.end(_TITLE)
 
 
-def _formatted(rows: list[dict[str, Any]], names: tuple[str, ...], suffix: str) -> str | bytes:
-    """The rows in the format of a suffix; tables have no column for all probabilities."""
-    if suffix in (".jsonl", ".ndjson", ".json"):
-        named = ({**row, "probabilities": dict(zip(names, row["probabilities"], strict=True))} for row in rows)
-        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in named)
-    plain = [{name: value for name, value in row.items() if name != "probabilities"} for row in rows]
+def _formatted(rows: list[dict[str, Any]], suffix: str) -> str | bytes:
+    """The rows in the format of a suffix; a table has all columns that a row has."""
+    if suffix in JSON:
+        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    header = list(dict.fromkeys(name for row in rows for name in row))
     if suffix == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         content = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(plain), content)
+        pq.write_table(pa.Table.from_pylist([dict.fromkeys(header) | row for row in rows]), content)
         return content.getvalue()
     text = io.StringIO(newline="")
-    header = list(dict.fromkeys(name for row in plain for name in row))
     writer = csv.DictWriter(text, header, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(plain)
+    writer.writerows(rows)
     return text.getvalue()

@@ -97,9 +97,8 @@ def load_preset(
     tree = _settings_of(task, preset or DEFAULT_PRESET) if isinstance(task, str) else _settings_of_own(task, preset)
     given = {"model.attention": attention, "loop.steps": steps, "seed": seed}
     chosen = parse_overrides(overrides) | {name: value for name, value in given.items() if value is not None}
-    fixed = [name for name in _FIXED_BY_OWN_DATA if name in chosen and not isinstance(task, str)]
-    if fixed:
-        raise InputError(f"{', '.join(fixed)} cannot be set for own data; give it when the data is prepared")
+    if not isinstance(task, str):
+        _check_own(chosen)
     changed = _with_fitting_warmup(_put_all(tree, chosen), chosen)
     return _with_note(RunConfig(**_resolve_features(changed)), tree)
 
@@ -110,6 +109,8 @@ def change_config(
     """A config with some settings changed, as in `load_preset`; its note names those that decide the result."""
     given = {"loop.steps": steps, "seed": seed}
     chosen = parse_overrides(overrides) | {name: value for name, value in given.items() if value is not None}
+    if config.task.own is not None:
+        _check_own(chosen)
     if FEATURES in chosen:
         raise InputError(f"{FEATURES} cannot be set in a whole config; set the option in {OPTIONS} instead")
     changed = RunConfig(**_with_fitting_warmup(_put_all(config.model_dump(), chosen), chosen))
@@ -117,6 +118,12 @@ def change_config(
     if not departures:
         return changed
     return changed.replace(note="; ".join(filter(None, [config.note, f"changed: {', '.join(departures)}"])))
+
+
+def _check_own(chosen: Tree) -> None:
+    fixed = [name for name in _FIXED_BY_OWN_DATA if name in chosen]
+    if fixed:
+        raise InputError(f"{', '.join(fixed)} cannot be set for own data; give it when the data is prepared")
 
 
 def parse_overrides(overrides: Sequence[str]) -> Tree:

@@ -369,13 +369,19 @@ def create_run(
         write_atomic(draft / ENVIRONMENT_FILE, dump_json(asdict(environment)))
         if data is not None:
             Run(draft)._write_data(data, None if data_folder is None else data_folder.parent)
-        if data_folder is not None and (data_folder / TOKENIZER_FOLDER).is_dir():
-            shutil.copytree(data_folder / TOKENIZER_FOLDER, Run(draft).tokenizer)
+        if data_folder is not None and config.task.own is not None and config.task.own.tokenizer is not None:
+            _copy_tokenizer(data_folder / TOKENIZER_FOLDER, Run(draft).tokenizer)
         Run(draft).write_state(RunState.starting(config.loop.last_step))
         _move(draft, run)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return run
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        raise DataError(f"{source} is missing, without which the run could not predict; prepare the data again")
+    shutil.copytree(source, target)
 
 
 def _move(draft: Path, run: Run) -> None:
