@@ -233,7 +233,7 @@ class RunRecorder(Checkpoint):
             evaluation = Evaluation(**journal["best_evaluation"])
             self.best = Best(journal["best_step"], evaluation, journal["best_weights"])
         self.clock.total, self.clock.training = journal["seconds"], journal["training_seconds"]
-        calls = journal.get("calls_since_redraw", {})  # Checkpoints of version 0.2.0 do not have it.
+        calls = journal.get("calls_since_redraw", {})  # Older checkpoints do not have it.
         for name, each in _performers(pl_module):
             each.calls_since_redraw = calls.get(name, 0)
         if trainer.is_global_zero:
