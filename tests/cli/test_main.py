@@ -173,6 +173,9 @@ def test_help_version_and_completion_need_no_torch(tmp_path: Path) -> None:
         "complete skyformer train text --attention sky": "skyformer",
         "complete skyformer sweep --attention softmax,kern": "softmax,kernelized",
         "complete skyformer train text --preset pap": "paper",
+        "complete skyformer sweep --task text,al": "text,all",
+        "complete skyformer data prepare al": "all",
+        "complete skyformer runs --task text,im": "text,image",
         "complete skyformer evaluate te": "text-skyformer-cpu-seed0-0123abcd",
         "complete skyformer bench attention --len": "--lengths",
     }

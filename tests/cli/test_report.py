@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import json
+import math
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from skyformer.report.page import sort_value
+from skyformer.report.figures import Figure, Panel, Series
+from skyformer.report.page import Page, Section, plots_of, render, sort_value
 from skyformer.studies.overview import find
 from tests.cli.conftest import CommandLine
 from tests.training.fakes import a_config, finish
@@ -46,6 +51,20 @@ def test_runs_and_records_are_found_at_any_depth(runs_dir: Path, tmp_path: Path)
     found = find([tmp_path, tmp_path / "runs"])
     assert len(found.runs) == 2
     assert [file.name for file in found.records] == ["tilted.json"]
+
+
+def test_plots_of_a_study_name_every_series_and_have_no_infinite_numbers() -> None:
+    labels = ("Skyformer", "Skyformer (this package)", "Nystromformer")
+    lines = [Series(label, [1, 2], [1.0, math.inf], [0.5, math.inf], [2.0, math.inf]) for label in labels]
+    page = Page("A study", [Section("One", plots_of(Figure("one", "", [Panel("", "x", "y", lines)] * 2)))])
+    content = re.search(r'type="application/json"[^>]*>(.*?)</script>', render(page), re.DOTALL)
+    assert content is not None
+    plots = json.loads(html.unescape(content[1]), parse_constant=pytest.fail)
+    for plot in plots:
+        traces = [trace for trace in plot["views"][0]["traces"] if trace["showlegend"]]
+        assert [trace["name"] for trace in traces] == list(labels)
+        assert len({trace["line"]["color"] for trace in traces}) == 3
+        assert [trace["y"] for trace in traces] == [[1.0, None]] * 3
 
 
 def test_what_cells_are_sorted_by() -> None:

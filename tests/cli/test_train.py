@@ -187,6 +187,9 @@ def test_predict_texts(skyformer: CommandLine, runs_dir: Path, tmp_path: Path, m
     assert skyformer("predict", run.name, "x" * 4001, "--cut").code == 0
     # After `--` there are no options.
     assert skyformer("predict", run.name, "--", "--debug").code == 0
+    assert "--text can be used only with --input FILE" in skyformer.refused("predict", run.name, "a", "--text", "b")
+    error = skyformer.refused("predict", run.name, "--input", "x.csv", "--output", "y.csv", "--cut", "--json")
+    assert "--cut, --json can be used only without --input" in error
 
 
 def test_predict_pairs_and_pictures(skyformer: CommandLine, runs_dir: Path) -> None:
@@ -201,6 +204,9 @@ def test_evaluate_in_one_line(skyformer: CommandLine, runs_dir: Path, monkeypatc
     run = finished_run(runs_dir)
     error = skyformer.refused("evaluate", run.name, "--data-dir", "d")
     assert "run: skyformer data prepare text --data-dir d" in error
+    assert "--label can be used only with --data FILE" in skyformer.refused("evaluate", run.name, "--label", "b")
+    error = skyformer.refused("evaluate", run.name, "--data", "x.csv", "--split", "dev", "--sequence-parallel", 2)
+    assert "--split, --sequence-parallel can be used only without --data" in error
     asked: dict[str, Any] = {}
 
     def evaluate(run: Run, **options: Any) -> fit.Evaluation:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import skyformer.distributed as pieces
+from skyformer.distributed.collectives import Ranks
 from skyformer.errors import InputError, RankLostError, RanksDisagreeError, ShapeError, SkyformerError, UnsupportedError
 from tests.distributed.world import World
 
@@ -130,6 +131,14 @@ def test_without_a_group_the_error_says_what_to_do() -> None:
     x = torch.ones(1, 1, 3, 2)
     with pytest.raises(InputError, match="start the program with torchrun"):
         pieces.skyformer_attention(x, x, x)
+
+
+def test_only_errors_about_another_rank_are_reported_as_such() -> None:
+    ranks = Ranks(None, 0, 2)  # type: ignore[arg-type]
+    with pytest.raises(RankLostError, match="lost another rank in the sum"), ranks.reaching("sum"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer")
+    with pytest.raises(torch.OutOfMemoryError), ranks.reaching("sum"):
+        raise torch.OutOfMemoryError("out of memory")
 
 
 def die_in_the_middle(group: dist.ProcessGroup, name: str, how: str) -> Any:

@@ -75,6 +75,12 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
         to_huggingface(tmp_path)
     with refused(UnsupportedError, "type_vocab_size"):
         from_huggingface(SkyformerModel(SkyformerConfig(vocab_size=9, max_position_embeddings=8, type_vocab_size=2)))
+    with refused(UnsupportedError, "layer_norm_eps must be 1e-05", "1e-12"):
+        from_huggingface(SkyformerModel(SkyformerConfig(vocab_size=9, max_position_embeddings=8, layer_norm_eps=1e-12)))
+    switched = SkyformerModel(config)
+    switched.set_attn_implementation("tilted")
+    with refused(UnsupportedError, "attn_implementation must be 'config'", "'tilted'"):
+        from_huggingface(switched)
 
 
 def test_a_model_card_is_written_once(tmp_path: Path) -> None:

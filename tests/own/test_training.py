@@ -87,6 +87,8 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
 
     shown = skyformer("data", "show", data_dir.glob("films-*").__next__().name, "-n", 1).output
     assert "film," in shown
+    folder = next(data_dir.glob("films-*")).name
+    assert "--limit can be used only with" in skyformer.refused("data", "show", folder, "--limit", 3)
     # The data can be deleted: it is read again from its file, unless the file has changed.
     shutil.rmtree(data_dir)
     assert skyformer("evaluate", run.name).code == 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from skyformer import tilted_attention
+from skyformer.errors import SolveError
 from skyformer.report.figures import Mark
+from skyformer.studies import approximation, embedded
 from skyformer.studies.approximation import AS_PRINTED
 from skyformer.studies.embedded import METHODS, Cell, Embedded, Options, Result
-from skyformer.studies.heads import HeadSource
+from skyformer.studies.heads import Heads, HeadSource
 
 
 def test_inputs_are_embeddings_of_consecutive_windows(tiny_bert: Path, tiny_text: Path) -> None:
@@ -43,6 +48,18 @@ def test_errors_are_absolute_spectral_norms(tiny_bert: Path, tiny_text: Path) ->
     assert table.rows[0][0] == "Skyformer"
     (figure,) = Embedded.figures(results)
     assert [panel.title for panel in figure.panels] == ["pretrained, n = 60"]
+    assert study.facts() != Embedded(replace(options, seeds=(0, 1))).facts(), "other passages are another record"
+
+
+def test_a_method_that_fails_has_no_error(tiny_bert: Path, tiny_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(method: approximation.Cell, heads: Heads, seed: int) -> Tensor:
+        if seed:
+            raise SolveError("singular")
+        return torch.full_like(heads.value, torch.nan)
+
+    monkeypatch.setattr(embedded, "approximate", fail)
+    study = Embedded(Options(model=str(tiny_bert), text=str(tiny_text), lengths=(60,), features=(4,), seeds=(0, 1)))
+    assert set(study.measure(Cell("pretrained", 60, "performer", 4)).errors) == {None}
 
 
 def test_ours_are_drawn_over_the_papers_where_both_have_values() -> None:
@@ -54,6 +71,10 @@ def test_ours_are_drawn_over_the_papers_where_both_have_values() -> None:
     }
     *_, ratios = Embedded.tables(results)
     assert ratios.rows == [["pretrained", "512", "1.50 (1.29)", "4.00 (2.10)", "2.50 (1.43)"]]
+    failed = results | {Cell("pretrained", 512, "performer", 256): Result((None, None), (20.0, 20.0))}
+    *_, ratios = Embedded.tables(failed)
+    assert ratios.rows[0][3] == "fails (2.10)"
+    assert Embedded.figures(failed)[0].panels[0].series[2].y == [None]
     _, over = Embedded.figures(results)
     (panel,) = over.panels
     assert [line.label for line in panel.series] == ["Skyformer", "Nystromformer", "Performer", "Informer"] * 2

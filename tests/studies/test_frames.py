@@ -43,4 +43,6 @@ def test_quantiles_may_be_infinite() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([0.0, 1.0], 0.25) == 0.25
     assert quantile([1.0, math.inf, math.inf], 0.5) == math.inf
+    assert quantile([1.0, 2.0, math.inf], 0.5) == 2.0
+    assert quantile([None, 1.0, 2.0], 1.0) == math.inf
     assert median_and_quartiles((0.1, 0.25, math.inf)) == "0.25 [0.1, fails]"

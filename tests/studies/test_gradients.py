@@ -44,7 +44,7 @@ def test_a_small_study_records_norms_before_clipping(tmp_path: Path, monkeypatch
 def test_the_table_counts_trainings_that_are_not_finite() -> None:
     results = {
         Cell("softmax", 1e-3, 0): Result((1.0, 2.0), (2.0, 1.0)),
-        Cell("softmax", 1e-3, 1): Result((1.0, None), (2.0, None)),
+        Cell("softmax", 1e-3, 1): Result((1.0, None), (2.0, 0.5)),
     }
     (table,) = Gradients.tables(results)
     assert table.rows == [["0.001", "softmax", "1.5", "inf", "inf", "1 of 2", "1.50"]]

@@ -221,6 +221,11 @@ def test_the_papers_conclusions_are_checked() -> None:
     assert verdicts["C is better conditioned than D^-1 A on Pathfinder"] == ["9,000", "> 4.0e+12", "yes"]
     against_a = [verdicts[f"C is better conditioned than A on {task}"][-1] for task in ("Text", "Retrieval")]
     assert against_a == ["no", "no"], "A has a condition of 10"
+    shorter = {Cell("text", "s", "study", "softmax", 64): made_up(70.0, (100.0, 50.0), (0.0, 0.0))}
+    assert Spectrum.tables(results | shorter)[0] == claims, "the model with the longest examples counts"
+    assert [figure.panels for figure in Spectrum.figures(results | shorter)] == [
+        figure.panels for figure in Spectrum.figures(results)
+    ]
     models = ["Text", "ListOps", "Retrieval", "Pathfinder", "Image"]
     assert [row[:2] for row in outputs.rows] == [*([name, "study"] for name in models), ["Text, skyformer", "paper"]]
     assert outputs.rows[0] == ["Text", "study", *["9", "5", "10"] * 3]

@@ -69,6 +69,14 @@ def test_a_missed_target_fails() -> None:
     }
 
 
+def test_outputs_that_are_not_finite_miss_the_targets() -> None:
+    results = {
+        Cell("heads", 512, 240): Result(errors=(0.01, None, None)),
+        Cell("suggestion", 512, 240): Result(errors=(0.01, None), budget=100),
+    }
+    assert not any(target.passed for target in TiltedBenchmark.targets(results))
+
+
 def test_unknown_parts_are_refused(tmp_path: Path) -> None:
     with refused(UnknownNameError, "part", "'speed'", "times"):
         TiltedBenchmark(replace(SMALL, parts=("speed",)))

@@ -18,7 +18,7 @@ from skyformer.lra import prepare
 from skyformer.training import sweeps
 from skyformer.training.config import RunConfig
 from skyformer.training.runs import Run, create_run
-from skyformer.training.sweeps import Ending, Outcome, check_data, plan, sweep, with_threads
+from skyformer.training.sweeps import Ending, Outcome, check_data, plan, sweep, sweep_file, with_threads
 from tests.helpers import refused
 from tests.training.fakes import finish, start
 from tests.training.tiny import assert_same_run, tiny_config
@@ -184,8 +184,12 @@ def test_finished_runs_are_skipped_and_others_resumed(fake: FakeTraining) -> Non
 def test_a_run_that_another_process_trains_is_left_alone(fake: FakeTraining) -> None:
     taken, free = fake.configs("fail", "finish")
     run = create_run(taken, fake.runs_dir)
+    log = sweep_file(taken, fake.runs_dir, "log")
+    log.parent.mkdir(parents=True)
+    log.write_text("of another sweep")
     with run.lock():
         outcomes = fake.sweep([taken, free])
+    assert log.read_text() == "of another sweep"
     assert endings(outcomes) == ["trained elsewhere", "finished"]
     assert f"process {os.getpid()} on {platform.node()}" in outcomes[0].reason
     assert outcomes[0].good

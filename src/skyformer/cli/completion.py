@@ -23,7 +23,15 @@ def task(incomplete: str) -> list[str]:
     return _starting(TASKS, incomplete)
 
 
+def task_or_all(incomplete: str) -> list[str]:
+    return _starting((*TASKS, ALL), incomplete)
+
+
 def tasks(incomplete: str) -> list[str]:
+    return _last_of_list(TASKS, incomplete)
+
+
+def tasks_or_all(incomplete: str) -> list[str]:
     return _last_of_list((*TASKS, ALL), incomplete)
 
 
@@ -32,6 +40,10 @@ def attention(incomplete: str) -> list[str]:
 
 
 def attentions(incomplete: str) -> list[str]:
+    return _last_of_list(read_index().attentions, incomplete)
+
+
+def attentions_or_all(incomplete: str) -> list[str]:
     return _last_of_list((*read_index().attentions, ALL), incomplete)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from skyformer.cli import completion
 from skyformer.cli.completion import ALL
-from skyformer.cli.options import DataDir, LevelName, Limit
+from skyformer.cli.options import DataDir, LevelName, Limit, refuse_given
 from skyformer.cli.output import say
 from skyformer.errors import DataError, InputError, UnknownNameError
 from skyformer.lra.tasks import TASKS, Split
@@ -41,7 +41,8 @@ MaxLength = Annotated[
 @app.command("prepare")
 def prepare(
     task: Annotated[
-        str, typer.Argument(help=f"{', '.join(TASKS)}, or {ALL}.", metavar="TASK", autocompletion=completion.tasks)
+        str,
+        typer.Argument(help=f"{', '.join(TASKS)}, or {ALL}.", metavar="TASK", autocompletion=completion.task_or_all),
     ],
     source: Annotated[
         Path | None,
@@ -198,6 +199,8 @@ def show(
     _check_length(task, max_length)
     manifest = None if task in TASKS else read_manifest(data_dir_or_default(data_dir) / task)
     if manifest is not None and manifest.variant.own is not None:
+        of_task = {"--limit": limit, "--seed": seed or None, "--level": level, "--max-length": max_length}
+        refuse_given(of_task, "with the name of a task")
         loaded = load_variant(manifest.variant, data_dir)
     else:
         loaded = load_task(task, data_dir, seed=seed, limit=limit, level=level, max_length=max_length)

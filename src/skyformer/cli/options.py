@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,6 +87,13 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def refuse_given(options: Mapping[str, object], where: str) -> None:
+    """Refuse options that would have no effect, if they are given; `where` says where they have one."""
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError(f"{', '.join(given)} can be used only {where}")
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """The options of a command that choose its data."""
@@ -119,9 +127,8 @@ class DataOptions:
             "--label": self.label,
             "--tokenizer": self.tokenizer,
         }
-        given = [option for option, value in own.items() if value is not None]
-        if self.data is None and given:
-            raise InputError(f"{', '.join(given)} can be used only with --data FILE")
+        if self.data is None:
+            refuse_given(own, "with --data FILE")
         if self.data is not None and task is not None:
             raise InputError(f"name a task or give --data, not both; got {task!r} and {self.data!r}")
         if self.data is not None and self.level is not None:

@@ -31,6 +31,7 @@ from skyformer.cli.options import (
     TestSource,
     TextColumn,
     TokenizerName,
+    refuse_given,
     split_names,
 )
 from skyformer.cli.output import say
@@ -76,7 +77,7 @@ def sweep(
         typer.Option(
             "--task",
             help=f"Tasks, comma-separated, or {ALL}: {', '.join(TASKS)}.",
-            autocompletion=completion.tasks,
+            autocompletion=completion.tasks_or_all,
         ),
     ] = None,
     data: OwnSource = None,
@@ -89,7 +90,7 @@ def sweep(
     attention: Annotated[
         str,
         typer.Option(
-            "--attention", help=f"Attentions, comma-separated, or {ALL}.", autocompletion=completion.attentions
+            "--attention", help=f"Attentions, comma-separated, or {ALL}.", autocompletion=completion.attentions_or_all
         ),
     ] = "skyformer",
     seeds: Annotated[str, typer.Option("--seeds", help="Seeds, comma-separated.")] = "0,1,2",
@@ -149,7 +150,8 @@ def sweep(
     own = [source.prepare(data_dir)] if data is not None else []
     configs = plan([*tasks, *own], attentions, _seeds(seeds), preset, settings, steps)
     if engine is Engine.LOCAL:
-        _refuse_ray_options({"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory})
+        of_ray = {"--address": address, "--cpus": cpus, "--gpus": gpus, "--memory": memory}
+        refuse_given(of_ray, "with --engine ray; on this machine use --jobs N")
     resources = Resources(1.0 if cpus is None else cpus, gpus or 0.0, None if memory is None else parse_memory(memory))
     check_data(configs, data_dir, runs_dir_or_default(runs_dir))
     if dry_run:
@@ -175,12 +177,6 @@ def _seeds(text: str) -> list[int]:
         return [int(name) for name in split_names(text)]
     except ValueError:
         raise InputError(f"--seeds must be whole numbers separated by commas; got {text!r}") from None
-
-
-def _refuse_ray_options(options: dict[str, object]) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise InputError(f"{', '.join(given)} can be used only with --engine ray; on this machine use --jobs N")
 
 
 def _intention(config: RunConfig, runs_dir: Path) -> str:

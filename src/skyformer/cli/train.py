@@ -32,6 +32,7 @@ from skyformer.cli.options import (
     TestSource,
     TextColumn,
     TokenizerName,
+    refuse_given,
 )
 from skyformer.cli.output import say
 from skyformer.errors import InputError
@@ -284,7 +285,9 @@ def _in_brackets(note: str) -> str:
 
 def evaluate(
     run: RunName,
-    split: Annotated[Split, typer.Option("--split", help="Part of the data to evaluate on.")] = Split.TEST,
+    split: Annotated[
+        Split | None, typer.Option("--split", help="Part of the data to evaluate on (default: test).")
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Examples per batch (default: the run's own).")
     ] = None,
@@ -309,9 +312,10 @@ def evaluate(
     from skyformer.training import fit
 
     if data is None:
+        refuse_given({"--text": text, "--text-b": text_b, "--label": label}, "with --data FILE")
         found = fit.evaluate(
             opened,
-            split=split.value,
+            split=(split or Split.TEST).value,
             data_dir=data_dir,
             batch_size=batch_size,
             progress=True,
@@ -322,11 +326,11 @@ def evaluate(
     else:
         from skyformer.training.own_files import evaluate_file
 
-        if sequence_parallel > 1:
-            raise InputError("--sequence-parallel is not supported with --data; leave out one of them")
+        of_split = {"--split": split, "--batch-size": batch_size, "--data-dir": data_dir}
+        refuse_given(of_split | {"--sequence-parallel": sequence_parallel > 1}, "without --data")
         with display() as progress:
             found = evaluate_file(opened, data, text=text, text_b=text_b, label=label, progress=progress)
-    note, what = opened.config.note, split.value if data is None else data
+    note, what = opened.config.note, (split or Split.TEST).value if data is None else data
     if as_json:
         _print_json({"run": opened.name, "split": what, "note": note, **asdict(found)})
         return
@@ -367,12 +371,14 @@ def predict(
         raise InputError("give inputs, or both --input FILE and --output FILE")
     opened = open_run(run, runs_dir)
     if input_file is not None and output is not None:
+        refuse_given({"--file": file, "--cut": cut, "--json": as_json}, "without --input")
         from skyformer.training.own_files import predict_file
 
         with display() as progress:
             count = predict_file(opened, input_file, output, text=text, text_b=text_b, progress=progress)
         say(f"{count:,} predictions of {opened.name} -> {output}")
         return
+    refuse_given({"--text": text, "--text-b": text_b}, "with --input FILE")
     inputs = inputs or []
     predictor = Predictor(opened)
     spec, size = predictor.spec, predictor.inputs_per_example

@@ -66,6 +66,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as lost:
+            if reason_for_lost_rank(lost) is None:
+                raise
             raise RankLostError(
                 f"rank {self.rank} of {self.size} lost another rank in the {what}: {_first_line(lost)}. What was "
                 "written so far is intact; start all processes again"

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from skyformer.errors import DataError, InputError, UnsupportedError
 from skyformer.files import read_json
-from skyformer.hf.configuration import SkyformerConfig
+from skyformer.hf.configuration import CONFIG_ATTENTION, SkyformerConfig
 from skyformer.hf.modeling import SkyformerForSequenceClassification, SkyformerModel
 from skyformer.model import ModelConfig, PairClassifier, SequenceClassifier, SkyformerEncoder
 from skyformer.model.storage import CONFIG_FILE, FORMAT, StoredModel
@@ -71,6 +71,16 @@ def from_huggingface(source: Theirs | str | os.PathLike[str]) -> Own:
         raise UnsupportedError(f"{type(model).__name__} has no counterpart among this package's own models")
     if model.config.type_vocab_size:
         raise UnsupportedError("this package's own models have no segments; type_vocab_size must be 0")
+    if model.config.layer_norm_eps != SkyformerConfig.layer_norm_eps:
+        raise UnsupportedError(
+            f"layer_norm_eps must be {SkyformerConfig.layer_norm_eps}, as in this package's own models; got "
+            f"{model.config.layer_norm_eps}"
+        )
+    if model.config._attn_implementation != CONFIG_ATTENTION:
+        raise UnsupportedError(
+            f"attn_implementation must be {CONFIG_ATTENTION!r}, the attention that the config names; got "
+            f"{model.config._attn_implementation!r}"
+        )
     own = (SequenceClassifier if isinstance(model, SkyformerForSequenceClassification) else SkyformerEncoder)(
         model.config.model_settings()
     )

@@ -10,7 +10,7 @@ import torch
 
 from skyformer.attention import attention_options, build_attention
 from skyformer.attention.tilted import TiltedPlan, check_kernel
-from skyformer.checks import check_at_least, check_positive
+from skyformer.checks import check_at_least, check_memory_budget, check_positive
 from skyformer.errors import InputError, UnknownNameError, UnsupportedError
 from skyformer.functional import GAMMA
 from skyformer.landmarks import (
@@ -87,7 +87,7 @@ class KernelizedOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         get_kernel(self.kernel)
-        check_at_least("memory_budget", self.memory_budget, 0, most=2**62)
+        check_memory_budget(self.memory_budget)
 
 
 @dataclass(frozen=True, kw_only=True)

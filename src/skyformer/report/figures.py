@@ -66,6 +66,11 @@ class Series:
     mark: Mark = Mark.LINE
 
 
+def finite_or_none(values: Iterable[float | None]) -> list[float | None]:
+    """The values for a figure, which leaves out None; infinite values are failures."""
+    return [None if value is None or not math.isfinite(value) else value for value in values]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes. With `x_names`, x = 0, 1, ... are labelled with these names; with `y_names` y is, from the top

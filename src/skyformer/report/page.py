@@ -9,13 +9,13 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
 from skyformer.errors import MissingExtraError
 from skyformer.report.colours import ATTENTION_COLOURS, attention_of, label_colours, shaded
-from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.figures import Figure, Mark, Panel, Series, finite_or_none
 from skyformer.report.tables import Table, grouped_header, plain
 from skyformer.report.ticks import Unit
 
@@ -68,11 +68,20 @@ class SortableTable:
 
 @dataclass(frozen=True)
 class Curve:
-    """A series of a plot, its attention and the document it comes from."""
+    """A series of a plot, its attention and the document it comes from.
+
+    Without a colour of its own, it shares the colour and the entry in the legend of all curves of its attention.
+    """
 
     series: Series
     attention: str = ""
     document: Document | None = None
+    colour: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its colour and its entry in the legend stand for."""
+        return self.series.label if self.colour else self.attention or self.series.label
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,12 @@ class Page:
 
 def plots_of(figure: Figure, document: Document | None = None) -> list[Plot]:
     """A plot for each panel of a figure, with the colours of the whole figure."""
-    plots = []
+    plots, colours = [], label_colours([series.label for panel in figure.panels for series in panel.series])
     for panel in figure.panels:
         title = ": ".join(dict.fromkeys(part for part in (figure.title, panel.title) if part))
-        curves = [Curve(series, attention_of(series.label) or "", document) for series in panel.series]
+        curves = [
+            Curve(series, attention_of(series.label) or "", document, colours[series.label]) for series in panel.series
+        ]
         plots.append(Plot(title, [View(panel, curves)], figure.note))
     return plots
 
@@ -190,13 +201,13 @@ def _plot_json(plot: Plot, numbering: _Numbering) -> dict[str, Any]:
 
 def _view_json(view: View, numbering: _Numbering) -> dict[str, Any]:
     panel = view.panel
-    colours = _colours(view.curves)
+    shared = label_colours([curve.name for curve in view.curves])
     traces: list[dict[str, Any]] = []
     named: set[str] = set()
     for curve in view.curves:
-        name = curve.attention or curve.series.label
-        traces += _traces(curve, colours[name], numbering(curve.document), first=name not in named)
-        named.add(name)
+        colour = curve.colour or shared[curve.name]
+        traces += _traces(curve, colour, numbering(curve.document), first=curve.name not in named)
+        named.add(curve.name)
     layout = {
         "xaxis": _axis(panel.x_label, panel.x_log, panel.x_names, panel.x_unit),
         "yaxis": _axis(panel.y_label, panel.y_log, panel.y_names, panel.y_unit),
@@ -221,17 +232,13 @@ def _axis(label: str, log: bool, names: Sequence[str], unit: Unit) -> dict[str, 
     return axis
 
 
-def _colours(curves: Sequence[Curve]) -> dict[str, str]:
-    return label_colours([curve.attention or curve.series.label for curve in curves])
-
-
 def _traces(curve: Curve, colour: str, anchor: str, *, first: bool) -> list[dict[str, Any]]:
     """The line, points or bar of a curve, after its band if it has one."""
-    series = curve.series
+    series = _finite(curve.series)
     common: dict[str, Any] = {
         "x": list(series.x),
         "name": html.escape(series.label),
-        "legendgroup": html.escape(curve.attention or series.label),
+        "legendgroup": html.escape(curve.name),
         "meta": {"attention": curve.attention, "anchor": anchor},
     }
     named = {**common, "showlegend": first, "hovertemplate": _ROW_HOVER if series.mark in _ROWS else _HOVER}
@@ -250,6 +257,12 @@ def _traces(curve: Curve, colour: str, anchor: str, *, first: bool) -> list[dict
     if not lines:
         return [{**named, **drawn, "error_y": _whiskers(series)}]
     return [{**common, **_band(series, colour)}, {**named, **drawn}]
+
+
+def _finite(series: Series) -> Series:
+    """Without infinite numbers, which JSON cannot contain."""
+    x, y, low, high = map(finite_or_none, (series.x, series.y, series.low, series.high))
+    return replace(series, x=x, y=y, low=low, high=high)
 
 
 _BARS = (Mark.BARS, Mark.ROWS, Mark.PALE_ROWS)

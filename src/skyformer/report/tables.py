@@ -242,6 +242,6 @@ def number(x: float | None) -> str:
         return NOTHING
     if x == 0:
         return "0"
-    if abs(x) >= 1000:
+    if abs(x) >= 999.5:  # 1,000 when rounded to three digits
         return f"{x:,.0f}" if abs(x) < 1e6 else f"{x:.1e}"
     return f"{x:.1e}" if abs(x) < 1e-3 else f"{x:.3g}"

@@ -114,18 +114,14 @@ class Result:
 
     def quartiles(self) -> tuple[float, float, float]:
         """25, 50 and 75 % quantiles; a failure counts as an infinite error."""
-        low, middle, high = (quantile(self._values(), q) for q in (0.25, 0.5, 0.75))
+        low, middle, high = (quantile(self.errors, q) for q in (0.25, 0.5, 0.75))
         return low, middle, high
 
     def median_of_layer(self, layer: int, passages: int) -> float:
         """The median over the heads of one layer, in all passages."""
         heads = len(self.errors) // (passages * self.layers)
-        values = self._values()
         starts = [(passage * self.layers + layer) * heads for passage in range(passages)]
-        return quantile([error for start in starts for error in values[start : start + heads]], 0.5)
-
-    def _values(self) -> list[float]:
-        return [float("inf") if error is None else error for error in self.errors]
+        return quantile([error for start in starts for error in self.errors[start : start + heads]], 0.5)
 
 
 @register_study

@@ -256,7 +256,7 @@ def training_figure(trainings: Sequence[Training], length: int) -> Figure:
     for each in trainings:
         every = slice(None, None, -(-len(each.seconds) // DRAWN_POINTS) or 1)
         series.append(Series(each.attention, each.seconds[every], [100 * y for y in each.accuracies[every]]))
-    end = max(each.seconds[-1] for each in trainings if each.seconds)
+    end = max((each.seconds[-1] for each in trainings if each.seconds), default=0.0)
     series.append(Series("chance", [0, end], [100 * CHANCE] * 2, mark=Mark.DASHED))
     title = f"Which of {SYMBOLS} symbols is the most frequent of {length:,}?"
     panel = Panel("", "training time (s)", f"accuracy on the last {WINDOW} sequences (%)", series)

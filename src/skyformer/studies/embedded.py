@@ -12,6 +12,7 @@ attention|, the spectral norm of each head's error, not divided by anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from skyformer.errors import SolveError
 from skyformer.functional import GAMMA
-from skyformer.report.figures import Figure, Mark, Panel, Series
+from skyformer.report.figures import Figure, Mark, Panel, Series, finite_or_none
 from skyformer.report.paper import ERROR_FEATURES, ERRORS
 from skyformer.report.tables import Table, from_frame
 from skyformer.studies import approximation
 from skyformer.studies.approximation import AS_PRINTED, SKYFORMER, TILTED, Truth, approximate
-from skyformer.studies.base import option
+from skyformer.studies.base import Fact, option
 from skyformer.studies.frames import median_and_quartiles, quantile, to_frame
 from skyformer.studies.heads import SHORTEST, HeadOptions, HeadStudy
 from skyformer.studies.record import significant
@@ -66,10 +68,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Spectral norms of the error and of exact attention, one per passage and head."""
+    """Spectral norms of the error, None where a method fails, and of exact attention, one per passage and head."""
 
-    errors: tuple[float, ...]
-    norms: tuple[float, ...]
+    errors: tuple[float | None, ...]
+    norms: tuple[float | None, ...]
 
     def quartiles(self) -> tuple[float, float, float]:
         low, middle, high = (quantile(self.errors, q) for q in (0.25, 0.5, 0.75))
@@ -97,20 +99,25 @@ class Embedded(HeadStudy[Options, Cell, Result]):
     def passages(self, cell: Cell) -> Sequence[int]:
         return self.options.seeds
 
+    def facts(self) -> Mapping[str, Fact]:
+        return {**super().facts(), "seeds": ",".join(map(str, self.options.seeds))}
+
     @torch.no_grad()
     def measure(self, cell: Cell) -> Result:
-        errors: list[float] = []
-        norms: list[float] = []
+        errors: list[float | None] = []
+        norms: list[float | None] = []
         sampler, gamma = ("uniform", GAMMA) if cell.method == SKYFORMER else ("", None)
         for seed in self.options.seeds:
             truth = self._truth(cell.weights, cell.length, seed)
             method = approximation.Cell(
                 "softmax", cell.weights, cell.length, cell.method, cell.features, sampler, gamma, "cholesky", str(seed)
             )
-            out = approximate(method, truth.heads, seed)
-            found = spectral_norm(out.double() - truth.output).flatten()
-            errors += [significant(float(error), 3) or 0.0 for error in found]
-            norms += [significant(float(norm), 3) or 0.0 for norm in truth.norm.flatten()]
+            try:
+                found = spectral_norm(approximate(method, truth.heads, seed).double() - truth.output)
+            except SolveError:
+                found = torch.full_like(truth.norm, math.inf)
+            errors += [significant(float(error), 3) for error in found.flatten()]
+            norms += [significant(float(norm), 3) for norm in truth.norm.flatten()]
         return Result(tuple(errors), tuple(norms))
 
     @lru_cache(maxsize=2)  # noqa: B019  the study exists as long as the process
@@ -171,9 +178,11 @@ def _ratio_table(results: Mapping[Cell, Result]) -> list[Table]:
     others = list(PAPER_METHODS)[1:]
     rows = []
     for place in places:
-        ours = [medians[Cell(*place, name, d)] / medians[Cell(*place, AS_PRINTED, d)] for name in others]
+        skyformers = medians[Cell(*place, AS_PRINTED, d)] or math.nan
+        ours = [medians[Cell(*place, name, d)] / skyformers for name in others]
         papers = [ERRORS[place][name][-1] / ERRORS[place]["skyformer"][-1] for name in others]
-        both = (f"{our:.2f} ({paper:.2f})" for our, paper in zip(ours, papers, strict=True))
+        shown = [f"{our:.2f}" if math.isfinite(our) else "fails" for our in ours]
+        both = (f"{our} ({paper:.2f})" for our, paper in zip(shown, papers, strict=True))
         rows.append([place[0], f"{place[1]:,}", *both])
     note = "Medians over heads and passages. In brackets: the paper, read off its Figure 1."
     title = f"Error divided by that of Skyformer as printed, d = {d}"
@@ -193,6 +202,6 @@ def _paper_lines(place: tuple[str, int]) -> list[Series]:
 
 def _lines(rows: DataFrame) -> list[Series]:
     return [
-        Series(label, points["features"].tolist(), [quartiles[1] for quartiles in points["quartiles"]])
+        Series(label, points["features"].tolist(), finite_or_none(x for _, x, _ in points["quartiles"]))
         for label, points in rows.groupby("label", sort=False)
     ]

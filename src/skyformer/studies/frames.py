@@ -44,13 +44,13 @@ def with_paper(ours: DataFrame, papers: DataFrame, show: Callable[[float], str] 
     return ours.astype(object).where(ours.notna(), NOTHING) + brackets
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """The q-th quantile, linear between neighbours. Unlike in pandas, values may be infinite."""
-    ordered = sorted(values)
+def quantile(values: Sequence[float | None], q: float) -> float:
+    """The q-th quantile, linear between neighbours. Unlike in pandas, values may be infinite; None, a failure, is."""
+    ordered = sorted(math.inf if value is None else value for value in values)
     place = q * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
-    if ordered[low] == ordered[high]:  # both may be infinite
+    if place == low or ordered[low] == ordered[high]:  # An infinite number times zero is not a number.
         return ordered[low]
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 

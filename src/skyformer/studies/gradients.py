@@ -73,8 +73,9 @@ class Result:
     loss: tuple[float | None, ...]
 
     def final_loss(self) -> float | None:
-        last = self.loss[-LAST:]
-        return None if None in last else sum(x for x in last if x is not None) / len(last)
+        """The mean over the last steps; None if the training ended early."""
+        last = [loss for loss in self.loss[-LAST:] if loss is not None]
+        return None if None in (*self.norms, *self.loss) else sum(last) / len(last)
 
 
 class PrintedNystrom(Attention):

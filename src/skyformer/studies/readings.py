@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from skyformer.errors import InputError
 from skyformer.lra.tasks import TASKS, Split, task_spec
-from skyformer.report.figures import Figure, Mark, Panel, Series, side_by_side
+from skyformer.report.figures import Figure, Mark, Panel, Series, finite_or_none, side_by_side
 from skyformer.report.paper import INSTABILITY, TASK_TITLES
 from skyformer.report.tables import NOTHING, Table
 from skyformer.studies.base import Fact, Study, check_names, option
@@ -272,7 +272,7 @@ def _figure(results: Mapping[Cell, Result]) -> Figure:
                 if here:
                     points.append((places[reading] + shift, sum(here) / len(here), min(here), max(here)))
             if points:
-                x, y, low, high = zip(*points, strict=True)
+                x, y, low, high = map(finite_or_none, zip(*points, strict=True))
                 lines.append(Series(TITLES[name], x, y, low, high, Mark.POINTS))
         if lines:
             ends = [-0.3, len(places) - 0.7]

@@ -59,11 +59,11 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Measured(Generic[ResultT]):
-    """The result of a cell, the number of the invocation that measured it, and the seconds that took."""
+    """The result of a cell, the number of the invocation that measured it, and the seconds that took, if known."""
 
     result: ResultT
     invocation: int
-    seconds: float
+    seconds: float | None
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Record(Generic[CellT, ResultT]):
             content = {
                 "cell": asdict(cell),  # type: ignore[call-overload]
                 "run": m.invocation,
-                "seconds": round(m.seconds, 3),
+                "seconds": None if m.seconds is None else round(m.seconds, 3),
                 "result": asdict(m.result),  # type: ignore[call-overload]
             }
             self._lines[cell] = json.dumps(content, allow_nan=False)

@@ -323,11 +323,12 @@ class Spectrum(Study[Options, Cell, Result]):
     @classmethod
     def tables(cls, results: Mapping[Cell, Result]) -> Sequence[Table]:
         tables = (_value_table, _output_table, _score_table, _run_table)
-        return [*_claims(results), *(table(results) for table in tables)]
+        return [*_claims(_furthest(results)), *(table(results) for table in tables)]
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        return [_paper_figure(results), *_matrix_figures(results)] if results else []
+        shown = _furthest(results)
+        return [_paper_figure(shown), *_matrix_figures(shown)] if shown else []
 
 
 def draw_test_batch(task: Task, count: int, length: int, seed: int) -> Batch:
@@ -360,6 +361,15 @@ def _by_preset(results: Mapping[Cell, Result]) -> dict[str, dict[Cell, Result]]:
 def _title(cell: Cell) -> str:
     """The task, and the attention that the model was trained with if it is not softmax."""
     return TASK_TITLES[cell.task] + ("" if cell.attention == "softmax" else f", {cell.attention}")
+
+
+def _furthest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
+    """One model for each task, preset and attention, that with the longest examples and the most steps: figures and
+    conclusions cannot tell several apart. The tables have all."""
+    chosen: dict[tuple[str, str, str], Cell] = {}
+    for cell in sorted(results, key=lambda cell: (cell.length, results[cell].steps)):
+        chosen[cell.task, cell.preset, cell.attention] = cell
+    return {cell: result for cell, result in results.items() if cell in chosen.values()}
 
 
 def _statistics(result: Result, name: str) -> list[str]:

@@ -317,7 +317,7 @@ class Sweep:
             self._end(outcome)
 
     def _end(self, outcome: Outcome) -> None:
-        if outcome.good:
+        if outcome.good and outcome.ending is not Ending.ELSEWHERE:  # Those files are of the other process.
             for suffix in ("log", "yaml"):
                 sweep_file(outcome.config, self.runs_dir, suffix).unlink(missing_ok=True)
         self._outcomes.append(outcome)
@@ -432,9 +432,12 @@ def _signal_name(number: int) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that a process printed, which is its error."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").split("\n")
+    """The last line that a process printed, which is its error; nothing if another sweep has removed the file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
     printed = [line.strip() for line in lines if line.strip()]
     return printed[-1].removeprefix("error: ") if printed else ""

@@ -195,8 +195,9 @@ class Conversion(Study[Options, Cell, Result]):
         options = self.options
         training = self._start_training(cell.attention)
         losses = [training.step(batch) for batch in self._batches("train", options.steps * options.batch)]
-        accuracy = training.accuracy(self._batches("test", options.test_reviews))
-        error = (accuracy * (1 - accuracy) / options.test_reviews) ** 0.5
+        test = self._batches("test", options.test_reviews)
+        accuracy = training.accuracy(test)
+        error = (accuracy * (1 - accuracy) / sum(len(labels) for *_, labels in test)) ** 0.5
         return Result(losses=tuple(losses), accuracy=accuracy, standard_error=error)
 
     def _start_training(self, attention: str) -> FineTuning:
@@ -300,14 +301,22 @@ def time_pass(encoder: Any, attention: str, mode: str, tokens: Tensor) -> float:
 
 
 def measure_memory(
-    model: str, text: str, attention: str, training: bool, tokens_file: str, limit_gb: float, threads: int
+    model: str,
+    text: str,
+    attention: str,
+    training: bool,
+    tokens_file: str,
+    limit_gb: float,
+    threads: int,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The peak memory that long texts add; runs in a fresh process."""
+    """The peak memory that long texts add; runs in a fresh process. `options`: to register the attention with."""
     import skyformer.hf
 
     torch.set_num_threads(threads)
-    skyformer.hf.register()
-    tokens = torch.load(tokens_file)
+    if options:
+        skyformer.hf.register(attention, **options)
+    tokens = torch.load(tokens_file, weights_only=True)
     encoder = load(HeadSource(model, text), attention, tokens.shape[1])
     run: Callable[[Any, Tensor], Any] = train_on if training else embed
     run(encoder, tokens[:1, :WARM_UP])

@@ -100,7 +100,7 @@ Results = Mapping[Cell, Result]
 class DistributedBenchmark(Study[Options, Cell, Result]):
     name = "distributed"
     title = "Sequences in pieces: bytes sent, memory and time of ranks against one process, with targets"
-    is_timing_study, default_threads = True, 2
+    is_timing_study = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -46,7 +46,7 @@ class Reviews:
         return content.hexdigest()[:16]
 
     def draw(self, split: str, count: int) -> tuple[list[str], Tensor]:
-        """`count` reviews, half of them positive, in random order, and their labels (count,)."""
+        """At most `count` reviews, half of them positive, in random order, and their labels."""
         reviews = self._reviews[split]
         labels = torch.tensor([label for _, label in reviews])
         generator = torch.Generator().manual_seed(self._seed)
@@ -62,6 +62,9 @@ class Reviews:
     def batches(self, split: str, count: int, size: int, length: int, pad_token: int) -> list[Batch]:
         """Reviews cut at `length` tokens and padded to the longest of their batch."""
         texts, labels = self.draw(split, count)
+        if len(texts) < count - count % 2:
+            what = f"{count // 2} {split} reviews of each label"
+            raise DataError(f"{self._path.name} must have at least {what}; got {len(texts)} in total")
         first, last = self._source.marks
         inner = length - len(first) - len(last)
         rows = [torch.tensor([*first, *self._source.encode(text)[:inner], *last]) for text in texts]

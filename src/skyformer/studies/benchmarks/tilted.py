@@ -37,7 +37,7 @@ from skyformer.studies.benchmarks.contenders import Shape
 from skyformer.studies.benchmarks.conversion import cosines, embed, load, measure_memory
 from skyformer.studies.benchmarks.timing import interleave, rounded, seconds_of
 from skyformer.studies.frames import quantile
-from skyformer.studies.heads import SHORTEST, HeadOptions, Heads, HeadSource
+from skyformer.studies.heads import SHORTEST, Heads, HeadSource, ModelOptions
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_benchmark
 from skyformer.studies.targets import Target, at_least, at_most
@@ -55,7 +55,7 @@ STEP_SPEED_UPS = {8192: 2}
 
 
 @dataclass(frozen=True)
-class Options(HeadOptions):
+class Options(ModelOptions):
     parts: tuple[str, ...] = option(
         PARTS, small=("heads", "suggestion", "model"), required=True, help="Parts to measure."
     )
@@ -97,13 +97,13 @@ class Result:
     """The numbers of one part; the others are empty.
 
     Args:
-        errors: one per head and passage. budget: the suggested one.
+        errors: one per head and passage, None where the output is not finite. budget: the suggested one.
         cosines: similarity to the exact embeddings, one per passage.
         added_bytes, input_bytes: memory added, and the size of q, k and v.
         exact_bytes: memory that the model adds with exact attention.
     """
 
-    errors: tuple[float, ...] = ()
+    errors: tuple[float | None, ...] = ()
     budget: int | None = None
     cosines: tuple[float, ...] = ()
     added_bytes: int | None = None
@@ -200,18 +200,20 @@ class TiltedBenchmark(Study[Options, Cell, Result]):
             file = Path(folder) / "tokens.pt"
             torch.save(self._tokens(cell.length)[:1], file)
             arguments = {"model": self.options.model, "text": self.options.text, "tokens_file": str(file)}
-            tilted, exact = (
+            tilted = {"attention": "tilted", "budget": cell.budget}
+            added, exact = (
                 run_in_fresh_process(
                     measure_memory,
                     **arguments,
                     attention=name,
+                    options=options,
                     training=False,
                     limit_gb=LIMIT_GB,
                     threads=torch.get_num_threads(),
                 ).result(f"{name} at {cell.length} tokens")["added_bytes"]
-                for name in ("tilted", "softmax")
+                for name, options in ((f"tilted-{cell.budget}", tilted), ("softmax", None))
             )
-        return Result(added_bytes=tilted, exact_bytes=exact)
+        return Result(added_bytes=added, exact_bytes=exact)
 
     def _times(self, cell: Cell) -> Result:
         assert cell.head_dim is not None
@@ -254,16 +256,16 @@ def _registered(budget: int) -> str:
 
 
 @torch.no_grad()
-def head_errors(heads: Heads, cell: Cell) -> tuple[float, ...]:
+def head_errors(heads: Heads, cell: Cell) -> tuple[float | None, ...]:
     """The relative spectral error of every head, a layer at a time."""
     exact = softmax_attention if cell.kernel == "softmax" else kernelized_attention
-    found: list[float] = []
+    found: list[float | None] = []
     for layer in zip(heads.query, heads.key, heads.value, strict=True):
         query, key, value = (x.unsqueeze(0) for x in layer)
         expected = exact(query, key, value).double()
         out = tilted_attention(query, key, value, budget=cell.budget, kernel=cell.kernel)
         errors = spectral_norm(out.double() - expected) / spectral_norm(expected)
-        found += [significant(float(error), 3) or 0.0 for error in errors.flatten()]
+        found += [significant(float(error), 3) for error in errors.flatten()]
     return tuple(found)
 
 
@@ -300,7 +302,7 @@ def _targets(cell: Cell, result: Result) -> Iterator[Target]:
     elif cell.part == "heads":
         yield at_most(f"{where}: median error, Gaussian kernel", quantile(result.errors, 0.5), 0.012, "")
     elif cell.part == "suggestion":
-        reached = sum(error <= EPSILON for error in result.errors) / len(result.errors)
+        reached = sum(error is not None and error <= EPSILON for error in result.errors) / len(result.errors)
         what = f"n={cell.length:,}: heads of another passage within {EPSILON} at the suggested {result.budget} scores"
         yield at_least(what, 100 * reached, 100 * SHARE - 10, " %")
     elif cell.part == "model" and short:
