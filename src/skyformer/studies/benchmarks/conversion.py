@@ -25,7 +25,7 @@ from torch import Tensor
 
 from skyformer.errors import InputError
 from skyformer.landmarks import QuerySampler
-from skyformer.processes import limit_added_memory, peak_bytes, run_in_fresh_process
+from skyformer.processes import limit_added_memory, peak_bytes, release_free_memory, reset_peak, run_in_fresh_process
 from skyformer.report.tables import NOTHING, Table
 from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.benchmarks.reviews import FineTuning, Reviews, mean_pooled
@@ -321,7 +321,8 @@ def measure_memory(
     run: Callable[[Any, Tensor], Any] = train_on if training else embed
     run(encoder, tokens[:1, :WARM_UP])
     encoder.zero_grad(set_to_none=True)
-    before = peak_bytes()
+    release_free_memory()
+    before = reset_peak()  # Loading the weights may have needed more than the model holds now.
     limit_added_memory(int(limit_gb * 1e9))
     outputs = [run(encoder, one) for one in tokens.split(1)]
     embeddings = [] if training else torch.cat(outputs).tolist()
