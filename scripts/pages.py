@@ -126,10 +126,10 @@ def study_table(study: StudyClass, number: int = 0) -> str:
     return as_markdown([replace(made, title="")]).rstrip("\n")
 
 
-def study_tables(study: StudyClass) -> str:
-    """All tables of a benchmark, with its targets first, from its record in results/."""
+def study_tables(study: StudyClass, part: slice = slice(None)) -> str:
+    """All tables of a study with their titles, its targets first, or a part of them, from its record in results/."""
     record = read_record(study, record_path(study.name, RESULTS / study.name))
-    made = report_tables(study, record)
+    made = report_tables(study, record)[part]
     return "\n\n".join(f"**{each.title}.**\n\n{table(each.header, each.rows, each.note)}" for each in made)
 
 
@@ -185,7 +185,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "gradients": partial(study_table, Gradients),
         "idle": idle_table,
         "arena": partial(study_table, Arena),
-        "evaluations": partial(study_table, Arena, 1),
+        "evaluations": partial(study_tables, Arena, slice(1, -1)),
         "runs": partial(study_table, Arena, -1),
     },
 }

@@ -80,9 +80,8 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
     assert skyformer("predict", run.name, "--input", uneven, "--output", tmp_path / "out.parquet").code == 0
     again = FilePart(tmp_path / "out.parquet")
     assert [row["probabilities"] for _, row in again.rows()] == [None, "kept"]
-    renamed = write_jsonl(tmp_path / "renamed.jsonl", [{"text": "a", "probabilities": 1}])
-    assert "'probabilities' already" in skyformer.refused(
-        "predict", run.name, "--input", renamed, "--output", tmp_path / "again.jsonl"
+    assert "line 2 has the column 'probabilities' already" in skyformer.refused(
+        "predict", run.name, "--input", uneven, "--output", tmp_path / "again.jsonl"
     )
 
     shown = skyformer("data", "show", data_dir.glob("films-*").__next__().name, "-n", 1).output

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -73,12 +73,9 @@ def predict_file(
     columns.check(part, with_label=False)
     suffix = output.suffix.lower()
     added = (PREDICTION, PROBABILITY, *([PROBABILITIES] if suffix in JSON else []))
-    taken = [name for name in added if name in part.columns()]
-    if taken:
-        raise InputError(f"{part.name} has a column {taken[0]!r} already, which would be overwritten; rename it first")
     names = run.config.task.spec.label_names
     rows = []
-    for _, row, found in _classified(Predictor(run), part, columns, progress or Silent()):
+    for _, row, found in _classified(Predictor(run), part, columns, progress or Silent(), added):
         values = (found.name, max(found.probabilities), dict(zip(names, found.probabilities, strict=True)))
         rows.append({**row, **dict(zip(added, values, strict=False))})
     try:
@@ -119,11 +116,17 @@ def evaluate_file(
 
 
 def _classified(
-    predictor: Predictor, part: Part, columns: Columns, progress: Progress
+    predictor: Predictor, part: Part, columns: Columns, progress: Progress, added: Sequence[str] = ()
 ) -> Iterator[tuple[str, Row, Prediction]]:
+    """Every row with its place and prediction; no row may have one of the `added` columns."""
     progress.begin(_TITLE)
     rows = part.rows()
     while batch := list(islice(rows, _ROWS)):
+        for place, row in batch:
+            if taken := [name for name in added if name in row]:
+                raise InputError(
+                    f"{part.name} {place} has the column {taken[0]!r} already, which would be overwritten; rename it"
+                )
         texts = [[checked_text(part, place, row, column) for column in columns.texts] for place, row in batch]
         for (place, row), found in zip(batch, predictor.classify(texts), strict=True):
             yield place, row, found
