@@ -18,6 +18,7 @@ the d x d matrix is singular in float32.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 PRINTED, PACKAGE = "nystrom-printed", "nystrom-package"
 VARIANTS = ("softmax", "nystromformer", PACKAGE, PRINTED, "kernelized", "skyformer")
+SINGULAR = "singular matrix"
 LAST = 20
 """The final loss is the mean over this many last steps."""
 
@@ -67,15 +69,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """For each step the gradient norm and the loss, None where it is not finite."""
+    """For each step the gradient norm and the loss, None where it is not finite. `ended` says what ended a training
+    early; None if nothing did."""
 
     norms: tuple[float | None, ...]
     loss: tuple[float | None, ...]
+    ended: str | None = None
 
     def final_loss(self) -> float | None:
         """The mean over the last steps; None if the training ended early."""
         last = [loss for loss in self.loss[-LAST:] if loss is not None]
-        return None if None in (*self.norms, *self.loss) else sum(last) / len(last)
+        return sum(last) / len(last) if self.ended is None else None
 
 
 class PrintedNystrom(Attention):
@@ -97,8 +101,7 @@ class PrintedNystrom(Attention):
         left, middle, right = ((scale * a @ b.mT).exp() for a, b in ((query, W), (W, W), (W, key)))
         if mask is not None:
             right = right.masked_fill(~mask[:, None, None, :], 0)
-        # Without an error for a singular matrix: the result is then not finite.
-        inner, _ = torch.linalg.solve_ex(
+        inner = torch.linalg.solve(
             middle + self.gamma * torch.eye(self.num_landmarks, device=W.device),
             right @ torch.cat([value, torch.ones_like(value[..., :1])], -1),
         )
@@ -136,19 +139,20 @@ class Gradients(Study[Options, Cell, Result]):
         trainee, squares = Trainee(config, model), list[Tensor]()
         for weight in model.parameters():
             weight.register_post_accumulate_grad_hook(lambda w: squares.append(w.grad.square().sum()))  # type: ignore
-        norms, losses = [], []
+        norms, losses, ended = list[float | None](), list[float | None](), None
         for batch in islice(batches_of(self._data(), config), self.options.steps):
             squares.clear()
             try:
                 loss = trainee.step(batch)
-            except SolveError:
-                loss = math.nan
+            except (SolveError, torch.linalg.LinAlgError):
+                loss, ended = math.nan, SINGULAR
             norm = math.sqrt(float(torch.stack(squares).sum())) if squares else math.nan
             norms.append(significant(norm))
             losses.append(significant(loss))
             if not (math.isfinite(norm) and math.isfinite(loss)):
+                ended = ended or ("gradient not finite" if math.isfinite(loss) else "loss not finite")
                 break
-        return Result(tuple(norms), tuple(losses))
+        return Result(tuple(norms), tuple(losses), ended)
 
     def _config(self, cell: Cell) -> RunConfig:
         from skyformer.studies.tasks import run_config
@@ -203,14 +207,14 @@ def _norm_table(results: Mapping[Cell, Result]) -> Table:
     rows = []
     for (rate, variant), of in _groups(results).items():
         norms = [math.inf if norm is None else norm for result in of for norm in result.norms]
-        lost = sum(None in result.norms or None in result.loss for result in of)
+        ends = Counter(result.ended for result in of if result.ended)
         finals = [final for result in of if (final := result.final_loss()) is not None]
         rows.append(
             [
                 f"{rate:g}",
                 variant,
                 *(number(quantile(norms, q)) for q in (0.5, 0.99, 1.0)),
-                f"{lost} of {len(of)}",
+                ", ".join(f"{count} of {len(of)}: {why}" for why, count in ends.items()) or f"0 of {len(of)}",
                 ", ".join(f"{final:.2f}" for final in finals) or "-",
             ]
         )
@@ -220,10 +224,13 @@ def _norm_table(results: Mapping[Cell, Result]) -> Table:
         "median norm",
         "99 %",
         "largest",
-        "not finite",
+        "ended early",
         f"loss of the last {LAST} steps",
     ]
-    note = "Norms of the gradient of all weights before clipping, over all steps and seeds. Losses: one for each seed."
+    note = (
+        "Norms of the gradient of all weights before clipping, over all steps and seeds; inf where there is none. "
+        "Losses: one for each seed that did not end early."
+    )
     return Table("Gradient norms on short ListOps", header, rows, note)
 
 
