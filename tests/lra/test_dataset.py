@@ -36,7 +36,7 @@ from .fake_files import pair_files, review_files, write_folder
 def test_specifications(name: str, classes: int, vocabulary: int, length: int, paired: bool, sizes: list[int]) -> None:
     spec = task_spec(name)
     assert (spec.name, spec.num_classes, spec.vocab_size) == (name, classes, vocabulary)
-    assert (spec.max_length, spec.paired, spec.padding_id) == (length, paired, 0)
+    assert (spec.max_length, spec.paired) == (length, paired)
     assert [spec.sizes[split] for split in Split] == sizes
 
 

@@ -84,6 +84,10 @@ def test_from_a_file_to_predictions(skyformer: CommandLine, tmp_path: Path, runs
         "predict", run.name, "--input", uneven, "--output", tmp_path / "again.jsonl"
     )
 
+    (tmp_path / "empty.csv").write_text("text\n")
+    assert "has no rows" in skyformer.refused(
+        "predict", run.name, "--input", tmp_path / "empty.csv", "--output", tmp_path / "none.csv"
+    )
     shown = skyformer("data", "show", data_dir.glob("films-*").__next__().name, "-n", 1).output
     assert "film," in shown
     folder = next(data_dir.glob("films-*")).name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from skyformer.errors import DataError
+from skyformer.errors import DataError, InputError
 from skyformer.own import own_data
 from skyformer.studies import run_study
 from skyformer.studies.arena import Arena, Cell, Options, Result, latest
@@ -110,6 +110,27 @@ def test_no_seed_counts_twice(tmp_path: Path) -> None:
     accuracy, _, every = Arena.tables(collect(folder, runs))
     assert [row[1] for row in accuracy.rows if row[0] == "skyformer"] == ["(seed 0: 70.0 at 300)"]
     assert len(every.rows) == 2
+
+
+def test_a_short_trial_does_not_take_the_place_of_a_run_at_full_length(tmp_path: Path) -> None:
+    started(tmp_path / "runs")
+    for change in ("task.max_length=256", "loop.steps=300"):
+        trial = a_config("text", "skyformer", seed=0, preset="paper", overrides=[change])
+        finish(trial, tmp_path / "runs", accuracy=0.9)
+    accuracy, *_ = Arena.tables(collect(tmp_path / "record", tmp_path / "runs"))
+    assert [row[1] for row in accuracy.rows if row[0] == "skyformer"] == ["(seed 0: 60.0 at 200)"]
+
+
+def test_a_record_has_one_preset_and_starts_with_a_run(tmp_path: Path) -> None:
+    started(tmp_path / "runs")
+    with refused(InputError, "nothing to measure", "no run of the preset"):
+        collect(tmp_path / "record", tmp_path / "runs", preset="papr")
+    before = collect(tmp_path / "record", tmp_path / "runs")
+    with refused(InputError, "preset", "papr"):
+        collect(tmp_path / "record", tmp_path / "runs", preset="papr")
+    with refused(InputError, "nothing to measure"):
+        run_study(Arena(Options(str(tmp_path / "runs"), "papr")), tmp_path / "record", fresh=True)
+    assert read_record(Arena, record_path(Arena.name, tmp_path / "record")).results() == before
 
 
 def test_runs_on_own_data_are_left_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +152,18 @@ def test_a_missing_run_is_trained_once_and_then_read(options: Options, tmp_path:
     again = run_study(Spectrum(options), tmp_path / "second")
     assert again.results() == record.results()
     assert not run.folder.exists()
+
+
+def test_a_run_on_other_data_is_not_used(options: Options, tmp_path: Path) -> None:
+    study = Spectrum(replace(options, runs_dir=str(tmp_path / "runs")))
+    run = study._trained("listops", "softmax")
+    run.folder.rename(tmp_path / "runs" / run.name)
+    other = Spectrum(replace(options, runs_dir=str(tmp_path / "runs")))
+    found = other._finished_run("listops", "softmax")
+    assert found is not None
+    data = found.folder / "data.json"
+    data.write_text(re.sub(r'("test": ")[0-9a-f]{64}', rf"\g<1>{'0' * 64}", data.read_text()))
+    assert other._finished_run("listops", "softmax") is None
 
 
 def test_an_interrupted_run_is_resumed(options: Options, tmp_path: Path) -> None:

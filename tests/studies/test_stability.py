@@ -115,8 +115,10 @@ def test_a_step_whose_update_is_lost_in_rounding_does_not_count() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    with refused(InputError, "--rate-steps", "at least 1", "got 0"):
-        Stability(Options(rate_steps=0))
+    with refused(InputError, "--rate-steps", "at least 2", "got 1"):
+        Stability(Options(rate_steps=1))
+    with refused(InputError, "--steps must be at most 800", "short on listops", "got 900"):
+        Stability(Options(tasks=("listops",), preset="short", steps=900))
     with refused(InputError, "--dropout", "at least 0 and below 1", "1.5"):
         Stability(Options(dropout=1.5))
     with refused(UnknownNameError, "attention of this study", "linformer"):

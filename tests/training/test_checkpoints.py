@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from skyformer.errors import CheckpointWarning, DataError, TrainingError
 from skyformer.files import sha256_of
 from skyformer.training.checkpoints import JOURNAL, CheckpointRecord, CheckpointStore
+from skyformer.training.data import TaskData
 from skyformer.training.fit import resume
 from skyformer.training.runs import Run, create_run
 from tests.helpers import refused
@@ -155,6 +156,16 @@ def test_the_last_two_and_the_best_stay(store: CheckpointStore) -> None:
     assert store.steps() == [7, 6, 5]
 
 
+def test_a_damaged_record_of_an_older_checkpoint_does_not_stop_a_run(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        save(store, step, 1)
+    store.record_path(2).write_text("{")
+    assert found(store) == 3
+    store.prune(1)
+    assert store.steps() == [3, 2, 1]
+    assert store.accuracy(2) is None
+
+
 def test_a_lost_best_model_makes_a_checkpoint_useless(store: CheckpointStore) -> None:
     cut(save(store, 1))
     save(store, 2)
@@ -213,6 +224,22 @@ def test_a_run_survives_a_full_disk(
     assert run.state.state in ("failed", "interrupted")
     resume(run, data_dir=data_dir, progress=False)
     assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), FileNotFoundError(errno.ENOENT, "none", "x.arrow")]
+)
+def test_other_errors_of_the_system_are_named_as_they_are(
+    error: OSError, stopped: Run, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TaskData, "train_dataloader", fail)
+    with refused(
+        TrainingError, str(error), f"When that is mended, resume with: skyformer train --resume {stopped.folder}"
+    ):
+        resume(stopped, data_dir=data_dir, progress=False)
 
 
 def test_a_run_goes_back_one_checkpoint_and_writes_a_lost_model_again(whole: Run, stopped: Run, data_dir: Path) -> None:

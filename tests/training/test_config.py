@@ -167,6 +167,7 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: small_config("text", "loop.stop_after=11"),
         ["loop.stop_after must be at most loop.steps; got 11 and 10"],
     ),
+    "a single step": (lambda: load_preset("text", steps=1), ["loop.steps must be at least 2", "got 1"]),
     "only warm-up": (
         lambda: small_config("text", "optim.warmup_steps=10"),
         ["optim.warmup_steps must be below loop.steps; got 10 and 10", "optim.warmup_steps=1"],
@@ -176,6 +177,11 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
         ["dim must be a multiple of num_heads; got 8 and 3"],
     ),
 }
+
+
+@pytest.mark.parametrize(("settings", "devices"), [({}, 1), ({"sequence_parallel": 2}, 2), ({"devices": 3}, 3)])
+def test_a_run_has_several_devices_only_if_they_are_asked_for(settings: dict[str, int], devices: int) -> None:
+    assert HardwareConfig(**settings).trainer_options()["devices"] == devices
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -94,6 +94,14 @@ class TestFeatures:
             "landmarks": "paper",
         }
 
+    def test_given_features_count_more_than_the_presets_options_of_one_attention(self) -> None:
+        chunks = {"chunk_size": 64, "num_hashes": 2}
+        assert load_preset("text", attention="reformer").model.attention_options == chunks
+        fewer = load_preset("text", attention="reformer", overrides=["model.features=64"])
+        assert fewer.model.attention_options == chunks | {"chunk_size": 16}
+        assert "chunk_size=16" in fewer.note
+        assert differing(fewer, {"model.features": 64}) == []
+
 
 class TestChanges:
     def test_by_name(self) -> None:

@@ -18,7 +18,16 @@ from skyformer.lra import prepare
 from skyformer.training import sweeps
 from skyformer.training.config import RunConfig
 from skyformer.training.runs import Run, create_run
-from skyformer.training.sweeps import Ending, Outcome, check_data, plan, sweep, sweep_file, with_threads
+from skyformer.training.sweeps import (
+    Ending,
+    Outcome,
+    check_data,
+    plan,
+    settings_kept,
+    sweep,
+    sweep_file,
+    with_threads,
+)
 from tests.helpers import refused
 from tests.training.fakes import finish, start
 from tests.training.tiny import assert_same_run, tiny_config
@@ -179,6 +188,22 @@ def test_finished_runs_are_skipped_and_others_resumed(fake: FakeTraining) -> Non
     assert outcomes[0].result is not None
     assert outcomes[0].result.test_accuracy == 0.75
     assert [call[0] for call in fake.calls] == ["--resume", "--config"]
+
+
+def test_settings_that_a_resumed_run_keeps_are_named(fake: FakeTraining) -> None:
+    [config] = fake.configs("finish")
+    start(config, fake.runs_dir)
+    recorder = Recorder()
+    changed = config.replace(
+        hardware=config.hardware.replace(threads=3), loop=config.loop.replace(loggers=("csv",), checkpoint_every=7)
+    )
+    assert changed.run_name() == config.run_name()
+    fake.sweep([changed], recorder)
+    (note,) = (note for note in recorder.notes if "resumes with" in note)
+    assert f"hardware.threads is {config.hardware.threads}, not 3" in note
+    assert f"loop.checkpoint_every is {config.loop.checkpoint_every}, not 7" in note
+    assert "loop.loggers is [], not ['csv']" in note
+    assert settings_kept(config, fake.runs_dir) == []
 
 
 def test_a_run_that_another_process_trains_is_left_alone(fake: FakeTraining) -> None:

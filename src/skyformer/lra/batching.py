@@ -89,8 +89,8 @@ class TrainingBatches(Sampler[list[int]]):
     """The row numbers of each training batch, from `start_step` to `num_steps`, or without end.
 
     Every epoch visits all examples once, in a new order. With several ranks, the examples of a step are distributed
-    among them; in the last step of an epoch up to `world_size - 1` examples are used twice, so that all ranks have
-    equally many.
+    among them; in the step with the smallest batch of an epoch up to `world_size - 1` examples are used twice, so that
+    all ranks have equally many.
 
     Args:
         lengths: number of tokens of each example.

@@ -17,7 +17,7 @@ TOKENIZER_FOLDER = "tokenizer"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def _as_tuple(values: Any) -> Any:
+def as_tuple(values: Any) -> Any:
     """YAML and JSON have lists but no tuples."""
     return tuple(values) if isinstance(values, list) else values
 
@@ -35,7 +35,7 @@ class OwnData(Settings):
     text_b: str | None = Field(default=None, description="the column of the second texts of pairs")
     label: str = Field(default="label", description="the column of the labels")
     tokenizer: str | None = Field(default=None, description="a Hugging Face tokenizer; null = bytes")
-    labels: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(min_length=2, description="their names")
+    labels: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(min_length=2, description="their names")
     num_symbols: int = Field(ge=1, le=LARGEST_VOCABULARY, description="number of different tokens without padding")
     longest: int = Field(ge=1, le=LONGEST_TEXT, description="tokens of the longest text")
 

@@ -47,7 +47,6 @@ class TaskSpec:
     paired: bool = False
     image_side: int | None = None
     can_shrink: bool = False
-    padding_id: int = PADDING_ID
 
     @property
     def num_classes(self) -> int:

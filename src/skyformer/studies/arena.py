@@ -23,7 +23,7 @@ from skyformer.report.figures import Figure, Mark, Panel, Series
 from skyformer.report.paper import ACCURACY, CURVE_STEPS, CURVES, TASK_TITLES, tasks_among
 from skyformer.report.tables import NOTHING, Table, number
 from skyformer.studies.accuracy import thinned
-from skyformer.studies.base import Study, option
+from skyformer.studies.base import Fact, Study, option
 from skyformer.studies.frames import in_order
 from skyformer.studies.record import read_record, significant
 from skyformer.studies.registry import register_study
@@ -93,6 +93,10 @@ class Arena(Study[Options, Cell, Result]):
     name = "arena"
     title = "Accuracy on Long Range Arena at the paper's lengths (Table 1, Figures 2 and 4)"
     keeps_other_cells = True
+    no_cells = "--runs-dir has no run of the preset that has logged a step"
+
+    def facts(self) -> Mapping[str, Fact]:
+        return {"preset": self.options.preset}
 
     def cells(self) -> Sequence[Cell]:
         found = []
@@ -209,7 +213,7 @@ def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
         key = (cell.run, cell.data)
         if key not in furthest or (cell.step, cell.finished) > (furthest[key].step, furthest[key].finished):
             furthest[key] = cell
-    places = {name: place for place, name in enumerate(in_order((c.attention for c in results), ACCURACY))}
+    places = {name: place for place, name in enumerate(_attentions(results))}
     tasks = list(TASK_TITLES)
     ordered = sorted(
         furthest.values(), key=lambda cell: (tasks.index(cell.task), places[cell.attention], cell.seed, cell.run)
@@ -219,9 +223,10 @@ def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
 
 def one_per_seed(runs: Mapping[Cell, Result]) -> dict[Cell, Result]:
     """One run for each task, attention and seed, so that no seed counts twice in a mean: of runs with different
-    settings or data, a finished one if there is one, and else the one that has gone furthest."""
+    settings or data those with the longest sequences and schedule, so that a short trial does not count, and of these a
+    finished one if there is one, and else the one that has gone furthest."""
     chosen: dict[tuple[str, str, int], Cell] = {}
-    for cell in sorted(runs, key=lambda cell: (cell.finished, cell.step)):
+    for cell in sorted(runs, key=lambda cell: (runs[cell].length, runs[cell].schedule, cell.finished, cell.step)):
         chosen[cell.task, cell.attention, cell.seed] = cell
     return {cell: run for cell, run in runs.items() if cell in chosen.values()}
 

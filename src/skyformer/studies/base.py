@@ -58,6 +58,8 @@ class Study(abc.ABC, Generic[OptionsT, CellT, ResultT]):
     keeps_other_cells: ClassVar[bool] = False
     """Whether a record may have cells that are not in the plan, such as runs that have been deleted since; facts that
     only one of the two has, such as the data of another task, then belong to its own cells."""
+    no_cells: ClassVar[str] = "one of their lists is empty"
+    """Why a plan may have no cells, for the error."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

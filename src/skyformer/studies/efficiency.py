@@ -294,7 +294,7 @@ def choose_batches(task: Task, config: RunConfig, kind: str) -> list[Batch]:
     similar = kind == SIMILAR
     lengths = task.train.lengths()
     sampler = TrainingBatches(lengths, config.loop.batch_size, seed=config.seed, group_by_length=similar)
-    # The last batch of an epoch may be smaller.
+    # One batch of an epoch may be smaller.
     whole = [rows for rows in map(sampler.batch, range(sampler.steps_per_epoch)) if len(rows) == config.loop.batch_size]
     if not whole:
         raise InputError(

@@ -71,7 +71,7 @@ class Steps:
 
 class MaterialisedSoftmax(Attention):
     """softmax(Q K^T / sqrt(P)) V with plain autograd: the matrix of scores is computed and kept for the backward
-    pass."""
+    pass. It has no dropout, whatever the config says."""
 
     name = "softmax"
     exact = True
@@ -106,12 +106,12 @@ SOFTMAX_FORMS: Mapping[str, type[MaterialisedSoftmax]] = {
 }
 
 
-def replace_softmax(model: nn.Module, form: str) -> None:
-    """Replace every softmax attention of a model by the form of this name."""
+def replace_attention(model: nn.Module, kind: type[Attention]) -> None:
+    """Replace every attention of a model by one of this class, with its default options."""
     for module in list(model.modules()):
         old = getattr(module, "attention", None)
         if isinstance(old, Attention):
-            module.attention = SOFTMAX_FORMS[form](old.num_heads, old.head_dim)
+            module.attention = kind(old.num_heads, old.head_dim)
 
 
 def save_batches(batches: Sequence[Batch], path: str) -> None:
@@ -148,7 +148,7 @@ def take_steps(request: Request) -> Steps:
     config = from_yaml(request.config)
     model = build_model(config).train()
     if request.form is not None:
-        replace_softmax(model, request.form)
+        replace_attention(model, SOFTMAX_FORMS[request.form])
     warm_up, *batches = load_batches(request.batches, request.batch_size)
     reference = reference_seconds()
     step = Trainee(config, model).step

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from skyformer.attention.base import Attention, Inputs, Promise
 from skyformer.errors import SolveError
@@ -35,6 +35,7 @@ from skyformer.report.figures import Figure, Panel, Series
 from skyformer.report.tables import Table, number
 from skyformer.studies.base import Fact, Study, check_names, option
 from skyformer.studies.frames import quantile
+from skyformer.studies.fresh_steps import replace_attention
 from skyformer.studies.record import significant
 from skyformer.studies.registry import register_study
 
@@ -135,7 +136,7 @@ class Gradients(Study[Options, Cell, Result]):
         config = self._config(cell)
         model = build_model(config)
         if cell.variant == PRINTED:
-            _use_printed(model)
+            replace_attention(model, PrintedNystrom)
         trainee, squares = Trainee(config, model), list[Tensor]()
         for weight in model.parameters():
             weight.register_post_accumulate_grad_hook(lambda w: squares.append(w.grad.square().sum()))  # type: ignore
@@ -144,7 +145,7 @@ class Gradients(Study[Options, Cell, Result]):
             squares.clear()
             try:
                 loss = trainee.step(batch)
-            except (SolveError, torch.linalg.LinAlgError):
+            except (SolveError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 loss, ended = math.nan, SINGULAR
             norm = math.sqrt(float(torch.stack(squares).sum())) if squares else math.nan
             norms.append(significant(norm))
@@ -183,13 +184,6 @@ class Gradients(Study[Options, Cell, Result]):
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
         return [_figure(results)]
-
-
-def _use_printed(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        old = getattr(module, "attention", None)
-        if isinstance(old, Attention):
-            module.attention = PrintedNystrom(old.num_heads, old.head_dim)
 
 
 def _groups(results: Mapping[Cell, Result]) -> dict[tuple[float, str], list[Result]]:

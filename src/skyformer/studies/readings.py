@@ -1,8 +1,10 @@
 """Table 3 read as its authors may have run it: the instability score of the study `stability` in other settings.
 
-The paper does not say how the models of Table 3 were trained. In the authors' code at the time of publication, the
-script for training has a mode for tests that is on by default; it trains exactly 20 steps, the number of steps of the
-table. A reading is a set of letters, each of which changes settings of `stability` (the preset `paper_v1`) to theirs:
+The paper says that the models of Table 3 have the settings of Table 1 and are updated for 20 steps, but not whether
+dropout was active, whether the schedule then had 20 steps or 50,000, and from which split the batches came. In the
+authors' code at the time of publication, the script for training has a mode for tests that is on by default; it trains
+exactly 20 steps. A reading is a set of letters, each of which changes settings of `stability` (the preset `paper_v1`)
+to theirs:
 
 - a: a schedule of 20 steps with a warm-up of 2, so the learning rate is highest at step 2 and then falls to almost
   zero. The update of step 20 is lost in rounding, so that step does not count.
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from skyformer.lra.dataset import Task
     from skyformer.training.config import RunConfig
 
+PRESET = "paper_v1"
 LETTERS = "abcde"
 EXAMPLES = 4
 """Examples on which f is evaluated unless the reading has the letter e, as in `stability`."""
@@ -99,7 +102,7 @@ class Cell:
 
     @property
     def size(self) -> str:
-        """The size of a batch as in "8 x 256", or "as the paper's"."""
+        """The size of a batch as in "8 x 256", or "the paper's"."""
         if self.batch_size is None and self.length is None:
             return FULL_SIZE
         return f"{self.batch_size or 'all'} x {self.length or 'all'}"
@@ -128,7 +131,7 @@ class Readings(Study[Options, Cell, Result]):
         from skyformer.studies.tasks import data_fact
 
         chosen = self.options
-        found: dict[str, Fact] = {"steps": chosen.steps}
+        found: dict[str, Fact] = {"preset": PRESET, "steps": chosen.steps}
         at_length = "" if chosen.length is None else f" for length {chosen.length}"
         # ListOps comes last: missing data of other tasks is reported before ListOps is generated.
         for task in sorted(chosen.tasks, key=lambda task: task == "listops"):
@@ -174,7 +177,7 @@ class Readings(Study[Options, Cell, Result]):
         if "e" in on and cell.attention == "skyformer":
             changes["model_attention_options.landmarks"] = "paper"
         limit = {"pathfinder": chosen.pathfinder_limit, "listops": chosen.listops_limit}.get(cell.task)
-        return run_config(cell.task, "paper_v1", cell.attention, cell.seed, limit, **changes)
+        return run_config(cell.task, PRESET, cell.attention, cell.seed, limit, **changes)
 
     def _data(self, task: str) -> Task:
         """Loaded once, because data depends on nothing but the task."""
@@ -199,7 +202,8 @@ class Readings(Study[Options, Cell, Result]):
 
     @classmethod
     def figures(cls, results: Mapping[Cell, Result]) -> Sequence[Figure]:
-        return [_figure(results)]
+        figure = _figure(results)
+        return [figure] if figure.panels else []
 
 
 def _by_size_and_reading(results: Mapping[Cell, Result]) -> dict[tuple[str, str], Scores]:

@@ -49,8 +49,8 @@ def run_study(
         )
     torch.set_num_threads(threads)
     plan, path = list(dict.fromkeys(study.cells())), record_path(study.name, folder)
-    if not plan and not (study.keeps_other_cells and path.exists()):
-        raise InputError(f"the options of {study.name} leave nothing to measure; one of their lists is empty")
+    if not plan and (fresh or not (study.keeps_other_cells and path.exists())):
+        raise InputError(f"the options of {study.name} leave nothing to measure: {study.no_cells}")
     record = _open_record(study, plan, path, fresh)
     if _refresh(study, record):
         record.write(path)

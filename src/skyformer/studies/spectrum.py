@@ -287,14 +287,17 @@ class Spectrum(Study[Options, Cell, Result]):
         return open_run(runs_dir / result.run)
 
     def _finished_run(self, task: str, attention: str) -> Run | None:
-        """The finished run with these settings, of the accuracy study or of `skyformer train`, if there is one."""
+        """The finished run with these settings and this data, of the accuracy study or of `skyformer train`."""
         from skyformer.training import list_runs
+        from skyformer.training.runs import DataRecord
 
         name = self._config(task, attention).run_name()
         runs = [
             run for folder in (self._runs_dir(task), Path(self.options.runs_dir)) for run in list_runs(folder, task)
         ]
-        return next((run for run in runs if run.name == name and run.finished), None)
+        data = DataRecord.of(self._data[task].manifest).digest()
+        same = (run for run in runs if run.name == name and run.finished)
+        return next((run for run in same if run.data is None or run.data.digest() == data), None)
 
     def _runs_dir(self, task: str) -> Path:
         """The folder where the accuracy study keeps its runs on this data."""

@@ -94,7 +94,7 @@ class Options:
         above=0,
         help="Learning rates of the short trainings on ListOps.",
     )
-    rate_steps: int = option(200, small=20, least=1, help="Steps of a short training.")
+    rate_steps: int = option(200, small=20, least=2, help="Steps of a short training.")
     pathfinder_limit: int = option(3000, least=1, help="Pathfinder images per split, as prepared with --limit.")
     listops_limit: int | None = option(
         None, small=500, least=1, help="ListOps examples per split; they are generated if they are missing."
@@ -159,7 +159,17 @@ class Stability(Study[Options, Cell, Result]):
                 f"--attentions must include {BASELINE!r}, because every score is divided by its score; "
                 f"got {', '.join(options.attentions)}"
             )
+        self._check_steps()
         self._loaded: dict[tuple[str, str], Task] = {}
+
+    def _check_steps(self) -> None:
+        from skyformer.training import load_preset
+
+        steps, preset = self.options.steps, self.options.preset
+        for task in self.options.tasks:
+            most = load_preset(task, preset).loop.steps
+            if steps > most:
+                raise InputError(f"--steps must be at most {most}, those of preset {preset} on {task}; got {steps}")
 
     def facts(self) -> Mapping[str, Fact]:
         from skyformer.studies.tasks import data_fact

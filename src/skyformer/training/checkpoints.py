@@ -138,9 +138,8 @@ class CheckpointStore(CheckpointIO):
 
     def accuracy(self, step: int | None) -> float | None:
         """The accuracy on the dev set in a record; None if there is none."""
-        with suppress(DataError):
-            return None if step is None else self._record(step).accuracy
-        return None
+        record = None if step is None else self._readable_record(step)
+        return None if record is None else record.accuracy
 
     def mark(self, step: int, accuracy: float) -> None:
         """Add the accuracy on the dev set to a record."""
@@ -150,7 +149,8 @@ class CheckpointStore(CheckpointIO):
         """Remove all but the last two checkpoints, the best one, and the best ones of the last two records."""
         steps = self.steps()
         last = steps[:KEPT]
-        kept = {*last, best_step, *(self._record(step).best_step for step in last)}
+        # A damaged record names no best checkpoint, and nothing can resume from it.
+        kept = {*last, best_step, *(record.best_step for step in last if (record := self._readable_record(step)))}
         for step in steps:
             if step not in kept:
                 self.remove_checkpoint(self.path(step))
@@ -173,6 +173,11 @@ class CheckpointStore(CheckpointIO):
 
     def _record(self, step: int) -> CheckpointRecord:
         return read_json_record(self.record_path(step), CheckpointRecord)
+
+    def _readable_record(self, step: int) -> CheckpointRecord | None:
+        with suppress(DataError):
+            return self._record(step)
+        return None
 
     def _problem(self, record: CheckpointRecord) -> str | None:
         """What is wrong with a checkpoint; None if nothing is."""

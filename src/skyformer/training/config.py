@@ -16,7 +16,7 @@ from skyformer.checks import LARGEST_INTEGER
 from skyformer.distributed.model import check_config
 from skyformer.errors import DataError, InputError
 from skyformer.lra.folders import Variant
-from skyformer.lra.own import NAME, OwnData
+from skyformer.lra.own import NAME, OwnData, as_tuple
 from skyformer.lra.tasks import TASKS, TaskSpec, round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.model.config import Activation
@@ -130,11 +130,6 @@ class ModelSettings(Settings):
     checkpoint_activations: bool = False
 
 
-def _as_tuple(values: Any) -> Any:
-    """YAML has lists but no tuples."""
-    return tuple(values) if isinstance(values, list) else values
-
-
 class OptimConfig(Settings):
     """AdamW; the learning rate rises linearly for `warmup_steps` and then falls linearly to zero."""
 
@@ -142,7 +137,7 @@ class OptimConfig(Settings):
 
     lr: float = Field(gt=0, description="the highest learning rate, at the end of the warm-up")
     warmup_steps: int = Field(ge=1, le=LARGEST_INTEGER)
-    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)] = (0.9, 0.999)
+    betas: Annotated[tuple[Share, Share], BeforeValidator(as_tuple)] = (0.9, 0.999)
     cycle_beta1: bool = Field(
         default=False, description="beta1 falls from 0.95 to 0.85 in the warm-up and rises again, instead of betas[0]"
     )
@@ -174,7 +169,7 @@ class LoopConfig(Settings):
     checkpoint_every: Count = Field(description="steps between checkpoints")
     log_every: Count = Field(description="steps between rows of metrics.csv")
     workers: int = Field(default=0, ge=0, le=1024, description="data loading processes; 0 = no extra process")
-    loggers: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+    loggers: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
         default=(), description="further loggers, such as wandb:project=reviews"
     )
 
@@ -193,7 +188,8 @@ class LoopConfig(Settings):
 
 
 class HardwareConfig(Settings):
-    """The hardware; names and values are Lightning's."""
+    """The hardware; names and values are Lightning's, except that `devices: auto` is one device: several make the
+    batches larger, so they must be asked for."""
 
     section: ClassVar[str] = "hardware"
 
@@ -219,11 +215,10 @@ class HardwareConfig(Settings):
 
     def trainer_options(self) -> dict[str, Any]:
         """The arguments of Lightning's trainer."""
-        shared = self.sequence_parallel > 1
         return {
             "accelerator": self.accelerator,
-            "devices": self.sequence_parallel if shared and self.devices == "auto" else self.devices,
-            "strategy": "ddp" if shared else self.strategy,
+            "devices": self.sequence_parallel if self.devices == "auto" else self.devices,
+            "strategy": "ddp" if self.sequence_parallel > 1 else self.strategy,
             "precision": self.precision,
         }
 
@@ -242,6 +237,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:
+        if self.loop.steps < 2:
+            raise InputError(f"loop.steps must be at least 2, one of them for the warm-up; got {self.loop.steps}")
         if self.optim.warmup_steps >= self.loop.steps:
             raise InputError(
                 f"optim.warmup_steps must be below loop.steps; got {self.optim.warmup_steps} and {self.loop.steps}. "

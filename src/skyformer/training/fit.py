@@ -6,6 +6,7 @@ A run is fitted to its last step, evaluated on the dev set once more, tested onc
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
@@ -40,7 +41,14 @@ from skyformer.files import runs_dir_or_default
 from skyformer.lra.dataset import Task
 from skyformer.lra.tasks import Split
 from skyformer.model.storage import stored_weights_digest
-from skyformer.processes import ISA_VARIABLE, ISA_WITHOUT_AMX, half_precision_crashes, is_oom_error, peak_bytes
+from skyformer.processes import (
+    ISA_VARIABLE,
+    ISA_WITHOUT_AMX,
+    half_precision_crashes,
+    is_oom_error,
+    peak_bytes,
+    reset_peak,
+)
 from skyformer.report.progress import display
 from skyformer.training.building import build_model
 from skyformer.training.callbacks import Best, RunRecorder, ShowEvaluation, StopIfNotFinite, reason_for_nan
@@ -88,7 +96,8 @@ def train(
         callbacks: further Lightning callbacks.
 
     Returns:
-        The result, which is also stored in the run's folder; `open_run(result.run)` opens it.
+        The result, which is also stored in the run's folder; `open_run(result.run, runs_dir)` opens
+        it.
 
     >>> from tempfile import TemporaryDirectory
     >>> from skyformer.lra import prepare
@@ -311,10 +320,10 @@ def _as_error(error: BaseException, training: _Training) -> BaseException:
         )
     if not isinstance(error, OSError) or isinstance(error, SkyformerError):
         return error
-    return TrainingError(
-        f"cannot write to {training.run.folder}: {error.strerror or error}; last checkpoint: {newest}. "
-        f"When there is space again, {training.advice}"
-    )
+    what, when = f"{training.run.folder} stopped: {error}", "When that is mended"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what, when = f"cannot write to {training.run.folder}: {error.strerror}", "When there is space again"
+    return TrainingError(f"{what}; last checkpoint: {newest}. {when}, {training.advice}")
 
 
 def _write_end(run: Run, error: BaseException) -> None:
@@ -353,6 +362,7 @@ def _threads_restored() -> Iterator[None]:
 
 def _fit_and_test(training: _Training, signals: StopSignals, progress: RunProgress) -> RunResult:
     run, config = training.run, training.config
+    _reset_peak_memory()
     store = CheckpointStore(run.checkpoints, config.digest(), DataRecord.of(training.task.manifest).digest())
     found = store.newest_good(lambda record: record.best_weights == stored_weights_digest(run.model_folder))
     data = TaskData(training.task, config.loop, config.seed, config.hardware.sequence_parallel)
@@ -445,6 +455,14 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
         finished=now(),
         data_digest=DataRecord.of(training.task.manifest).digest(),
     )
+
+
+def _reset_peak_memory() -> None:
+    """A process may train several runs one after the other; each has a peak of its own."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if os.name != "nt":
+        reset_peak()
 
 
 def _peak_memory() -> int | None:

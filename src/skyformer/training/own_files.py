@@ -78,6 +78,8 @@ def predict_file(
     for _, row, found in _classified(Predictor(run), part, columns, progress or Silent(), added):
         values = (found.name, max(found.probabilities), dict(zip(names, found.probabilities, strict=True)))
         rows.append({**row, **dict(zip(added, values, strict=False))})
+    if not rows:
+        raise DataError(f"{part.name} has no rows")
     try:
         write_atomic(output, _formatted(rows, suffix))
     except OSError as error:

@@ -100,7 +100,7 @@ def load_preset(
     if not isinstance(task, str):
         _check_own(chosen)
     changed = _with_fitting_warmup(_put_all(tree, chosen), chosen)
-    return _with_note(RunConfig(**_resolve_features(changed)), tree)
+    return _with_note(RunConfig(**_resolve_features(changed, features_given=FEATURES in chosen)), tree)
 
 
 def change_config(
@@ -190,16 +190,19 @@ def _put(tree: Tree, name: str, value: Any) -> None:
     place[last] = value
 
 
-def _resolve_features(tree: Tree) -> Tree:
-    """The settings, with `features` and `options_of` replaced by options of the chosen attention."""
+def _resolve_features(tree: Tree, *, features_given: bool = False) -> Tree:
+    """The settings, with `features` and `options_of` replaced by options of the chosen attention. Where both set the
+    same option, `options_of` counts, unless the user has given the features."""
     model = dict(tree.get("model", {}))
     attention = model.get("attention", "skyformer")
     features, options_of = model.pop("features", None), model.pop("options_of", {})
     model = model.pop("settings_of", {}).get(attention, {}) | model
     options = {} if features is None else feature_options(attention, _checked_features(features))
+    named = options_of.get(attention, {})
+    options = named | options if features_given else options | named
     own = model.get("attention_options", {})
     # If it is not a mapping, RunConfig reports the error.
-    model["attention_options"] = options | options_of.get(attention, {}) | own if isinstance(own, dict) else own
+    model["attention_options"] = options | own if isinstance(own, dict) else own
     return {**tree, "model": model}
 
 

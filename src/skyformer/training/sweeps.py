@@ -31,8 +31,8 @@ from skyformer.lra.preparation import Prepared
 from skyformer.processes import STOP_SIGNALS, available_cores
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
-from skyformer.training.config import RunConfig, TaskConfig, to_yaml
-from skyformer.training.presets import load_preset
+from skyformer.training.config import RunConfig, TaskConfig, flatten, to_yaml
+from skyformer.training.presets import differing, load_preset
 from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run
 from skyformer.training.signals import StopSignals
 
@@ -47,6 +47,11 @@ _POLL_SECONDS = 0.1
 _TAIL_BYTES = 20_000
 _STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)
 _RUNS = "runs"
+_MAY_DIFFER = (
+    *("hardware.accelerator", "hardware.threads"),
+    *("loop.workers", "loop.log_every", "loop.checkpoint_every", "loop.loggers"),
+)
+"""Settings that are not part of the name of a run."""
 
 
 class Ending(StrEnum):
@@ -203,6 +208,16 @@ def stored_state(config: RunConfig, runs_dir: Path) -> RunState | None:
     return None
 
 
+def settings_kept(config: RunConfig, runs_dir: Path) -> list[str]:
+    """The settings of an unfinished run that differ from `config`: those that do not decide its result."""
+    run = run_of(config, runs_dir)
+    if not run.folder.exists():
+        return []
+    given = {name: value for name, value in flatten(config.model_dump(mode="json")).items() if name in _MAY_DIFFER}
+    # Without a number of threads, the sweep divides the cores.
+    return differing(run.config, {name: value for name, value in given.items() if value is not None})
+
+
 def with_threads(config: RunConfig, threads: int) -> RunConfig:
     """The config with this number of threads, unless it sets one itself."""
     if config.hardware.threads is not None:
@@ -294,6 +309,8 @@ class Sweep:
             if outcome is not None:
                 self._end(outcome)
                 continue
+            if kept := settings_kept(config, self.runs_dir):
+                self._progress.note(f"{_describe(config)} resumes with the settings that it has: {', '.join(kept)}")
             run = self._active[config.run_name()] = _Active(config, self._retries)
             if not executor.queues:
                 self._show(run, stored_state(config, self.runs_dir))
