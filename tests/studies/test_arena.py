@@ -114,7 +114,7 @@ def test_no_seed_counts_twice(tmp_path: Path) -> None:
 
 def test_a_short_trial_does_not_take_the_place_of_a_run_at_full_length(tmp_path: Path) -> None:
     started(tmp_path / "runs")
-    for change in ("task.max_length=256", "loop.steps=300"):
+    for change in ("task.max_length=256", "loop.steps=300", "loop.stop_after=300"):
         trial = a_config("text", "skyformer", seed=0, preset="paper", overrides=[change])
         finish(trial, tmp_path / "runs", accuracy=0.9)
     accuracy, *_ = Arena.tables(collect(tmp_path / "record", tmp_path / "runs"))

@@ -157,13 +157,13 @@ def test_the_last_two_and_the_best_stay(store: CheckpointStore) -> None:
 
 
 def test_a_damaged_record_of_an_older_checkpoint_does_not_stop_a_run(store: CheckpointStore) -> None:
-    for step in (1, 2, 3):
-        save(store, step, 1)
-    store.record_path(2).write_text("{")
-    assert found(store) == 3
-    store.prune(1)
-    assert store.steps() == [3, 2, 1]
-    assert store.accuracy(2) is None
+    for step in (1, 2, 3, 4):
+        save(store, step, 4)
+    store.record_path(3).write_text("{")
+    assert found(store) == 4
+    store.prune(4)
+    assert store.steps() == [4, 3, 2], "two that can be used, and the damaged one"
+    assert store.accuracy(3) is None
 
 
 def test_a_lost_best_model_makes_a_checkpoint_useless(store: CheckpointStore) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from skyformer.errors import DataError, InputError, TrainingError, UnknownNameError
 from skyformer.lra import Example, TaskDataset, prepare
 from skyformer.model import PairClassifier, SequenceClassifier
+from skyformer.processes import peak_bytes
 from skyformer.training import fit
 from skyformer.training.building import build_model
 from skyformer.training.config import TaskConfig
@@ -36,6 +37,26 @@ def test_a_run_leaves_everything_behind(whole: Run) -> None:
     assert result.parameters == sum(p.numel() for p in build_model(whole.config).parameters())
     assert any(whole.tensorboard.glob("events*"))
     assert not list(whole.folder.rglob("*.partial"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset the peak")
+def test_the_peak_memory_is_that_of_the_run(runs_dir: Path, data_dir: Path) -> None:
+    before = torch.ones(500_000_000, dtype=torch.uint8).sum()
+    assert before == 500_000_000
+    held = peak_bytes()
+    result = train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False)
+    assert result.peak_memory_bytes is not None
+    assert result.peak_memory_bytes < held - 250_000_000
+
+
+def test_a_peak_that_cannot_be_reset_stops_no_run(
+    runs_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise PermissionError("read-only /proc")
+
+    monkeypatch.setattr(fit, "reset_peak", refuse)
+    assert train(tiny_config(), runs_dir=runs_dir, data_dir=data_dir, progress=False).steps == STEPS
 
 
 def test_metrics_have_a_row_for_every_log_point(whole: Run) -> None:

@@ -154,7 +154,9 @@ def train(
         typer.Option("--resume", metavar="RUN", help="Resume an unfinished run.", autocompletion=completion.run),
     ] = None,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the settings without training.")] = False,
-    devices: Annotated[str | None, typer.Option("--devices", help="Number of devices, or auto.")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Number of devices (default: 1, or --sequence-parallel).")
+    ] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="auto, ddp or fsdp.")] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="32-true, bf16-mixed, 16-mixed, ...")] = None,
     accelerator: Annotated[str | None, typer.Option("--accelerator", help="auto, cpu, gpu, mps, ...")] = None,

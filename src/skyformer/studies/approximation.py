@@ -9,8 +9,8 @@ Its result is one number per head and passage: the relative spectral error of th
 - method "svd": the best rank-d approximation of the score matrix, times V. No method of rank d has a smaller error of
   the score matrix, so this is a lower limit.
 - method "tilted": tilted attention, which needs no d; it gets 2 d scores per query, as many as Skyformer.
-- method "as printed": Skyformer's algorithm on the softmax kernel as in the paper: the keys are not shifted, and
-  the approximate row sums are used as they are.
+- method "as printed": Skyformer's algorithm on the softmax kernel as in the paper, up to the effect of gamma: the keys
+  are not shifted, and the approximate row sums are used as they are.
 """
 
 from __future__ import annotations

@@ -223,10 +223,15 @@ def latest(results: Mapping[Cell, Result]) -> dict[Cell, Result]:
 
 def one_per_seed(runs: Mapping[Cell, Result]) -> dict[Cell, Result]:
     """One run for each task, attention and seed, so that no seed counts twice in a mean: of runs with different
-    settings or data those with the longest sequences and schedule, so that a short trial does not count, and of these a
-    finished one if there is one, and else the one that has gone furthest."""
+    settings or data those with the longest sequences, schedule and training, so that a short trial does not count, and
+    of these a finished one if there is one, and else the one that has gone furthest."""
     chosen: dict[tuple[str, str, int], Cell] = {}
-    for cell in sorted(runs, key=lambda cell: (runs[cell].length, runs[cell].schedule, cell.finished, cell.step)):
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        run = runs[cell]
+        return run.length, run.schedule, run.steps, cell.finished, cell.step
+
+    for cell in sorted(runs, key=place):
         chosen[cell.task, cell.attention, cell.seed] = cell
     return {cell: run for cell, run in runs.items() if cell in chosen.values()}
 

@@ -77,10 +77,14 @@ class Result:
     loss: tuple[float | None, ...]
     ended: str | None = None
 
+    def end(self) -> str | None:
+        """What ended the training early, also in records that do not say why."""
+        return self.ended or ("not finite" if None in (*self.norms, *self.loss) else None)
+
     def final_loss(self) -> float | None:
         """The mean over the last steps; None if the training ended early."""
         last = [loss for loss in self.loss[-LAST:] if loss is not None]
-        return sum(last) / len(last) if self.ended is None else None
+        return sum(last) / len(last) if self.end() is None else None
 
 
 class PrintedNystrom(Attention):
@@ -201,7 +205,7 @@ def _norm_table(results: Mapping[Cell, Result]) -> Table:
     rows = []
     for (rate, variant), of in _groups(results).items():
         norms = [math.inf if norm is None else norm for result in of for norm in result.norms]
-        ends = Counter(result.ended for result in of if result.ended)
+        ends = Counter(end for result in of if (end := result.end()))
         finals = [final for result in of if (final := result.final_loss()) is not None]
         rows.append(
             [

@@ -256,8 +256,9 @@ class Spectrum(Study[Options, Cell, Result]):
                     found.append(Cell(task, name, chosen.preset, attention, chosen.length))
         if not found:
             raise DataError(
-                f"--runs-dir must have finished runs of the preset {chosen.preset!r} with these changes and this seed; "
-                f"{chosen.runs_dir} has none. Finish them with `skyformer train --resume`, or leave out --no-train"
+                f"--runs-dir must have finished runs of the preset {chosen.preset!r} with these changes, this seed "
+                f"and data; {chosen.runs_dir} has none. Finish them with `skyformer train --resume`, or leave out "
+                "--no-train"
             )
         return found
 

@@ -147,13 +147,13 @@ class CheckpointStore(CheckpointIO):
 
     def prune(self, best_step: int | None) -> None:
         """Remove all but the last two checkpoints, the best one, and the best ones of the last two records."""
-        steps = self.steps()
-        last = steps[:KEPT]
-        # A damaged record names no best checkpoint, and nothing can resume from it.
-        kept = {*last, best_step, *(record.best_step for step in last if (record := self._readable_record(step)))}
-        for step in steps:
-            if step not in kept:
-                self.remove_checkpoint(self.path(step))
+        # Nothing can resume from a checkpoint with a damaged record, so it is not one of the last two.
+        records = [record for step in self.steps() if (record := self._readable_record(step))]
+        last = records[:KEPT]
+        kept = {best_step, *(record.step for record in last), *(record.best_step for record in last)}
+        for record in records:
+            if record.step not in kept:
+                self.remove_checkpoint(self.path(record.step))
 
     def sweep(self, newest: int | None) -> None:
         """Remove checkpoints without a record, and those after step `newest`, which are damaged."""

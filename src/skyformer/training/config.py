@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
-_EXCLUDED_FROM_DIGEST: dict[str, Any] = {
+EXCLUDED_FROM_DIGEST: dict[str, Any] = {
     "note": True,
     # What they contain is part of `own.digest`.
     "task": {"own": {"train", "dev", "test", "tokenizer"}},
@@ -188,8 +188,8 @@ class LoopConfig(Settings):
 
 
 class HardwareConfig(Settings):
-    """The hardware; names and values are Lightning's, except that `devices: auto` is one device: several make the
-    batches larger, so they must be asked for."""
+    """The hardware; names and values are Lightning's, except that `devices: auto` is as many devices as share a
+    sequence, that is, one by default. More make the batches larger, so they must be asked for."""
 
     section: ClassVar[str] = "hardware"
 
@@ -275,7 +275,7 @@ class RunConfig(Settings):
 
     def deciding_settings(self) -> dict[str, Any]:
         """The settings that decide the result, seed included, as plain data."""
-        return self.model_dump(mode="json", exclude=_EXCLUDED_FROM_DIGEST)
+        return self.model_dump(mode="json", exclude=EXCLUDED_FROM_DIGEST)
 
     def departures(self, other: RunConfig) -> list[str]:
         """The settings that decide the result and differ from those of `other`, as `name=value`."""

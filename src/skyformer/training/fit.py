@@ -294,8 +294,8 @@ def _run_to_end(training: _Training) -> RunResult:
 
 
 def _as_error(error: BaseException, training: _Training) -> BaseException:
-    """Turn a full or failing disk, a lack of memory and the end of another process into a one-line error, and an error
-    that a signal caused into the interruption.
+    """Turn an error of the system such as a full disk, a lack of memory and the end of another process into a one-line
+    error, and an error that a signal caused into the interruption.
 
     A second signal interrupts Lightning at any point, and may leave it in a state that raises another error. All other
     errors are returned unchanged.
@@ -458,11 +458,13 @@ def _result(training: _Training, recorder: RunRecorder, best: Best, test: Evalua
 
 
 def _reset_peak_memory() -> None:
-    """A process may train several runs one after the other; each has a peak of its own."""
+    """A process may train several runs one after the other. Where the system cannot reset the peak, that of the largest
+    of them counts."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if os.name != "nt":
-        reset_peak()
+        with suppress(OSError):
+            reset_peak()
 
 
 def _peak_memory() -> int | None:

@@ -85,5 +85,5 @@ def fitting_features(longest: int) -> int:
 
 
 def machine_cores() -> int:
-    """The cores of this machine, or those that its GPUs count as."""
-    return GPU_CORES * torch.cuda.device_count() if torch.cuda.is_available() else available_cores()
+    """The cores of this machine, or those that a GPU counts as; a run uses one GPU unless it is asked for more."""
+    return GPU_CORES if torch.cuda.is_available() else available_cores()

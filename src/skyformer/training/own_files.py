@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -73,9 +73,14 @@ def predict_file(
     columns.check(part, with_label=False)
     suffix = output.suffix.lower()
     added = (PREDICTION, PROBABILITY, *([PROBABILITIES] if suffix in JSON else []))
+    for place, row in part.rows():
+        if taken := [name for name in added if name in row]:
+            raise InputError(
+                f"{part.name} {place} has the column {taken[0]!r} already, which would be overwritten; rename it"
+            )
     names = run.config.task.spec.label_names
     rows = []
-    for _, row, found in _classified(Predictor(run), part, columns, progress or Silent(), added):
+    for _, row, found in _classified(Predictor(run), part, columns, progress or Silent()):
         values = (found.name, max(found.probabilities), dict(zip(names, found.probabilities, strict=True)))
         rows.append({**row, **dict(zip(added, values, strict=False))})
     if not rows:
@@ -118,17 +123,11 @@ def evaluate_file(
 
 
 def _classified(
-    predictor: Predictor, part: Part, columns: Columns, progress: Progress, added: Sequence[str] = ()
+    predictor: Predictor, part: Part, columns: Columns, progress: Progress
 ) -> Iterator[tuple[str, Row, Prediction]]:
-    """Every row with its place and prediction; no row may have one of the `added` columns."""
     progress.begin(_TITLE)
     rows = part.rows()
     while batch := list(islice(rows, _ROWS)):
-        for place, row in batch:
-            if taken := [name for name in added if name in row]:
-                raise InputError(
-                    f"{part.name} {place} has the column {taken[0]!r} already, which would be overwritten; rename it"
-                )
         texts = [[checked_text(part, place, row, column) for column in columns.texts] for place, row in batch]
         for (place, row), found in zip(batch, predictor.classify(texts), strict=True):
             yield place, row, found

@@ -31,7 +31,7 @@ from skyformer.lra.preparation import Prepared
 from skyformer.processes import STOP_SIGNALS, available_cores
 from skyformer.report.progress import Progress, Silent
 from skyformer.report.tables import duration
-from skyformer.training.config import RunConfig, TaskConfig, flatten, to_yaml
+from skyformer.training.config import EXCLUDED_FROM_DIGEST, RunConfig, TaskConfig, flatten, to_yaml
 from skyformer.training.presets import differing, load_preset
 from skyformer.training.runs import LOCK_FILE, DataRecord, Run, RunResult, RunState, open_run
 from skyformer.training.signals import StopSignals
@@ -47,10 +47,7 @@ _POLL_SECONDS = 0.1
 _TAIL_BYTES = 20_000
 _STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)
 _RUNS = "runs"
-_MAY_DIFFER = (
-    *("hardware.accelerator", "hardware.threads"),
-    *("loop.workers", "loop.log_every", "loop.checkpoint_every", "loop.loggers"),
-)
+_MAY_DIFFER = {f"{section}.{name}" for section in ("hardware", "loop") for name in EXCLUDED_FROM_DIGEST[section]}
 """Settings that are not part of the name of a run."""
 
 
