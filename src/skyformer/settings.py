@@ -27,6 +27,11 @@ Accuracy = Annotated[float, Field(ge=0, le=1)]
 AnyRecord = TypeVar("AnyRecord")
 
 
+def as_tuple(values: Any) -> Any:
+    """YAML and JSON have lists but no tuples."""
+    return tuple(values) if isinstance(values, list) else values
+
+
 class JsonRecord(BaseModel):
     """The content of a JSON file; a later version that changes the fields raises `format`."""
 

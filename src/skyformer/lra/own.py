@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from skyformer.lra.tasks import TASKS, TaskSpec
-from skyformer.settings import Settings
+from skyformer.settings import Settings, as_tuple
 
 LARGEST_VOCABULARY = 2**24
 LONGEST_TEXT = 2**20
 """Longer texts are cut to this many tokens when they are stored."""
 TOKENIZER_FOLDER = "tokenizer"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-
-
-def as_tuple(values: Any) -> Any:
-    """YAML and JSON have lists but no tuples."""
-    return tuple(values) if isinstance(values, list) else values
 
 
 class OwnData(Settings):

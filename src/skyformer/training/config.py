@@ -16,11 +16,11 @@ from skyformer.checks import LARGEST_INTEGER
 from skyformer.distributed.model import check_config
 from skyformer.errors import DataError, InputError
 from skyformer.lra.folders import Variant
-from skyformer.lra.own import NAME, OwnData, as_tuple
+from skyformer.lra.own import NAME, OwnData
 from skyformer.lra.tasks import TASKS, TaskSpec, round_up, task_spec
 from skyformer.model import ModelConfig
 from skyformer.model.config import Activation
-from skyformer.settings import Settings
+from skyformer.settings import Settings, as_tuple
 
 if TYPE_CHECKING:
     from skyformer.lra.dataset import Task
